@@ -18,7 +18,7 @@ from harness.failure import LACKING, Failure
 from harness.programs import make
 from harness.steps import Steps
 
-OPTIONS = ("data_path", "workers", "sample", "seed", "full")
+OPTIONS = ("data_path", "workers", "attachment", "sample", "seed", "full")
 SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 FULL_SECONDS = 3600  # of a test with --full; pytest.ini has the usual time
 totals = {"passed": 0, "failed": 0, "skipped": 0, "steps": 0}
@@ -29,6 +29,7 @@ def pytest_addoption(parser):
     group = parser.getgroup("freeflow", "FreeFlow")
     group.addoption("--data-path", metavar="PATH", help="auto, routed, or switch:SEED (changes at random)")
     group.addoption("--workers", metavar="N", type=int, help="workers of each router, which copy all that they can")
+    group.addoption("--attachment", metavar="KIND", help="how routers reach processes: local, or remote (by another process)")
     group.addoption("--sample", metavar="N", type=int, help="run one of N cases of the large matrices")
     group.addoption("--seed", metavar="N", type=int, help="the seed of all that is random")
     group.addoption("--full", action="store_const", const=1, help="longer runs of what is random")
@@ -60,14 +61,16 @@ def end_in_order(number, _):
 def pytest_report_header():
     workers = settings.WORKERS or "as usual"
     return (f"freeflow: seed {settings.SEED}, data path {settings.DATA_PATH}, workers {workers}, "
+            f"attachment {settings.ATTACHMENT}, "
             f"sample 1 of {settings.SAMPLE}{', full' if settings.FULL else ''}")
 
 
 @pytest.hookimpl(trylast=True)  # after -k and its like
 def pytest_collection_modifyitems(config, items):
-    """Leaves out what is only for the usual workers or data path. Of each test that is `sampled` as many
+    """Leaves out what is only for the usual workers, data path or attachment. Of each test that is `sampled` as many
     cases run as the seed chooses; never none."""
-    unusual = {"usual_workers": settings.WORKERS, "usual_path": settings.DATA_PATH != "auto"}
+    unusual = {"usual_workers": settings.WORKERS, "usual_path": settings.DATA_PATH != "auto",
+               "usual_attachment": settings.ATTACHMENT != "local"}
     left = [item for item in items if any(value and item.get_closest_marker(name) for name, value in unusual.items())]
     tests = {}
     for item in items:

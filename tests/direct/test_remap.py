@@ -143,12 +143,14 @@ def containers():
         yield containers
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", WITH_TRAFFIC if WORKERS else ALONE + THREADS)
 def test_case(container, held, program, name):
     with HugePages() if name == "kinds" else contextlib.nullcontext():
         case(container, program, name)
 
 
+@pytest.mark.sampled
 @pytest.mark.usual_workers
 @pytest.mark.parametrize("name, allocator", itertools.product(("allocator", "fork-threads"), ALLOCATORS))
 def test_other_allocators(container, held, program, name, allocator):
@@ -156,6 +158,7 @@ def test_other_allocators(container, held, program, name, allocator):
     preloaded(container, program, name, ALLOCATORS[allocator])
 
 
+@pytest.mark.sampled
 @pytest.mark.usual_workers
 @pytest.mark.parametrize("name", ["kinds", "writers", "fork", "shared-again"])
 def test_mapping_calls_hooked(container, held, program, name):

@@ -118,7 +118,7 @@ class Host(RunDirectory):
             raise
 
     def up(self):
-        self.freeflow("up", *(() if "--workers" in self.up_options else settings.up_options()), *self.up_options)
+        self.freeflow("up", *settings.up_options(self.up_options))
         self.pids.add(self.router_pid())
         self.choose_path()
 

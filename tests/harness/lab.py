@@ -44,7 +44,7 @@ class Lab(RunDirectory):
         self.path = self.run_dir / "labs" / "lab"
         self.hosts = []
         try:
-            self.freeflow("lab", "up", "--hosts", hosts, "--mtu", mtu, *settings.up_options(), *up_options)
+            self.freeflow("lab", "up", "--hosts", hosts, "--mtu", mtu, *settings.up_options(up_options))
             for number in range(1, hosts + 1):
                 self.hosts.append(LabHost(self, number))
         except BaseException:

@@ -27,11 +27,13 @@ SAMPLE = 1  # one of so many cases runs, where a test has many
 # Routers have so many workers, which then copy all that they can; else as a host does by itself.
 WORKERS = None
 DATA_PATH = "auto"
+# How routers reach processes: themselves, or by another process.
+ATTACHMENT = "local"
 
 
 def configure(**options):
     """Takes pytest's options (None: not given) over the environment, where programs that tests start see them too."""
-    global FULL, SEED, SAMPLE, WORKERS, DATA_PATH
+    global FULL, SEED, SAMPLE, WORKERS, DATA_PATH, ATTACHMENT
     for name, value in options.items():
         if value is not None:
             os.environ[f"FREEFLOW_TEST_{name.upper()}"] = str(value)
@@ -42,10 +44,16 @@ def configure(**options):
     DATA_PATH = os.environ.get("FREEFLOW_TEST_DATA_PATH") or "auto"
     if not re.fullmatch(r"auto|routed|switch:\d+", DATA_PATH):
         raise ValueError(f"the data path is {DATA_PATH}: it has to be auto, routed or switch:SEED")
+    ATTACHMENT = os.environ.get("FREEFLOW_TEST_ATTACHMENT") or "local"
+    if ATTACHMENT not in ("local", "remote"):
+        raise ValueError(f"the attachment is {ATTACHMENT}: it has to be local or remote")
 
 
-def up_options():
-    return ("--workers", WORKERS, "--move-bytes-min", "1") if WORKERS else ()
+def up_options(given=()):
+    """Of `freeflow up`, for a host that gets these besides."""
+    workers = ("--workers", WORKERS, "--move-bytes-min", "1") if WORKERS and "--workers" not in given else ()
+    attachment = ("--attachment", ATTACHMENT) if ATTACHMENT != "local" and "--attachment" not in given else ()
+    return (*workers, *attachment, *given)
 
 
 def sample(names):

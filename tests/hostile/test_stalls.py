@@ -17,14 +17,18 @@ import time
 import pytest
 
 import harness
-from harness import PORT, need
+from harness import PORT, Host, need
 from harness.settings import FULL
+
+# They look at the router's own threads.
+pytestmark = pytest.mark.usual_attachment
 
 SECONDS = 10 if FULL else 2
 NOT_HERE = 77
 # Of `ff-identify`, for each vNIC; connections that wait for them (crates/router/src/attachment/identify.rs).
 IDENTIFIER_COUNT_MAX = 4
 WAITING_COUNT_MAX = 64
+HALVES_OF_VNIC_MAX = 4  # crates/router/src/attachment/near_halves.rs
 CONNECTS = 300  # more than both, fewer than one process has descriptors
 # From a process' last word to its call, on a machine with other work. Nobody can look: its files in /proc wait as it does.
 EXECVE_SECONDS = 0.3
@@ -236,6 +240,26 @@ class Stage:
         self.enemy.exec(self.program, "once")
         return ""
 
+    def block_near_halves(self):
+        """A process that is looked at for ever fails its own vNIC and no other, and no more than so many near halves wait."""
+        tricks, log = [], self.host.run_dir / "router.log"
+        try:
+            for count in range(1, HALVES_OF_VNIC_MAX + 2):
+                running, is_in_force = self.start("fuse", 1)
+                if not is_in_force:
+                    return running.output().strip()
+                tricks.append(running)
+                until(lambda: log.read_text().count("vNIC failed") >= count, f"trick {count} fails no vNIC")
+                self.is_answered()
+            text = log.read_text()
+            need(text.count("its near half does not answer") == HALVES_OF_VNIC_MAX, text)
+            need(text.count("no near half for a vNIC") == 1, text)
+        finally:
+            for running in tricks:
+                lift(running)
+        until(lambda: self.enemy.start(self.program, "once").wait(20) == 0, "the vNIC is not served again")
+        return ""
+
     def ends(self):
         """The router ends in order while such threads are stuck."""
         running, is_in_force = self.start("fuse", CONNECTS)
@@ -301,3 +325,8 @@ def test_vnic_goes_meanwhile(stage):
 
 def test_router_ends_meanwhile(stage):
     stage.ends()
+
+
+def test_near_halves_that_a_process_blocks():
+    with Host("--attachment", "remote") as host:
+        Stage(host).block_near_halves()

@@ -17,6 +17,8 @@ import harness
 from harness import PORT, Host, Lab, need
 from harness.settings import ROOT, DIST
 
+pytestmark = pytest.mark.usual_attachment
+
 SYS_RESOURCE = 24
 # linux/capability.h; those that the lists name.
 NUMBERS = {"CAP_DAC_OVERRIDE": 1, "CAP_FOWNER": 3, "CAP_NET_BIND_SERVICE": 10, "CAP_NET_ADMIN": 12, "CAP_NET_RAW": 13, "CAP_SYS_PTRACE": 19,
@@ -26,8 +28,8 @@ UNIT = ROOT / "packaging" / "systemd" / "freeflow.service"
 ALWAYS = {"freeflow-router", "ff-api", "ff-audit", "ff-control", "ff-networks", "ff-sysfs", "ff-worker"}
 
 
-# Two filters of the process' start, one or two of the thread's kind, and one of the kind that began it, if that was not the main thread.
-FILTER_COUNTS = {False: {0}, True: {3, 4, 5}}
+# Two filters of the process' start, one or two of the thread's kind, and one of each kind that began it, but for the router's main thread.
+FILTER_COUNTS = {False: {0}, True: {3, 4, 5, 6}}
 NEVER = {"bpf", "execve", "execveat", "init_module", "io_uring_setup", "keyctl", "kill", "mount", "open_by_handle_at", "perf_event_open",
          "process_vm_readv", "process_vm_writev", "setns", "unshare"}
 
@@ -46,8 +48,8 @@ def mask(names, own):
     return sum(1 << NUMBERS[name] for name in names) & own
 
 
-def threads(host):
-    for task in pathlib.Path(f"/proc/{host.router_pid()}/task").iterdir():
+def threads(pid):
+    for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
         try:
             yield status_of(task)
         except OSError:  # it has ended
@@ -59,11 +61,12 @@ def filter_count(status):
     return int(status.get("Seccomp_filters", 0))
 
 
-def each_thread(host, wanted=frozenset(ALWAYS)):
+def each_thread(host, wanted=frozenset(ALWAYS), pid=None, without=frozenset()):
+    """Of the router, or of another process of its program; `without` are capabilities that the whole process lacks."""
     table = described()["threads"]
-    own = int(status_of(pathlib.Path("/proc/self"))["CapBnd"], 16)
+    own = int(status_of(pathlib.Path("/proc/self"))["CapBnd"], 16) & ~mask(without, -1)
     seen = set()
-    for status in threads(host):
+    for status in threads(pid or host.router_pid()):
         kind = re.sub(r"-\d+$", "", status["Name"])
         need(kind in table, f"the thread {status['Name']} has no line in crates/router/src/base/privileges.rs")
         seen.add(kind)
@@ -128,6 +131,53 @@ def network_reconciler(host):
         need(int(status[field], 16) == mask(RECONCILER, own), f"{field} is {status[field]}")
     need(status["NoNewPrivs"] == "1", "a program that it executes may gain privileges")
     need(status["Seccomp"] == status_of(pathlib.Path("/proc/self"))["Seccomp"], "it has a filter: it executes iptables")
+
+
+def near_halves_of(host):
+    """The process that reaches the vNICs' processes."""
+    found = [pid for pid in children(host.router_pid()) if b"--near-halves" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()]
+    need(len(found) == 1, f"processes of near halves: {found}")
+    return found[0]
+
+
+def near_halves(host):
+    """That process has the right to look at others, and the router does without; it ends with the router."""
+    server, client = host.pair()
+    load = harness.program("load")
+    there = server.start("env", "FREEFLOW_REMAP=off", load, "server", PORT)
+    server.wait_for_port(there)
+    here = client.start("env", "FREEFLOW_REMAP=off", load, "client", server.ip, PORT)
+    for program in (there, here):
+        program.wait_for_output("ready")
+    near = near_halves_of(host)
+    each_thread(host, frozenset(ALWAYS | {"ff-attachment"}), without={"CAP_SYS_PTRACE"})
+    each_thread(host, {"ff-near-halves", "ff-near", "ff-slow-path"}, pid=near)
+    server.remove()
+    client.remove()
+    pidfd = os.pidfd_open(near)
+    harness.end_router(host)
+    need(select.select([pidfd], [], [], 20)[0], "its near halves outlive it")
+    os.close(pidfd)
+    host.up()
+
+
+def near_halves_die(host):
+    """Without them vNICs fail, and who connects is refused; the router goes on."""
+    container, once = host.container("one"), harness.program("stalls")
+    container.exec(once, "once")
+    idle = container.start(once, "idle")
+    idle.wait_for_output("in force")
+    os.kill(near_halves_of(host), signal.SIGKILL)
+    end = time.monotonic() + 20
+    while "its near half has ended" not in host.router_log():
+        need(time.monotonic() < end, "no line of the log says so")
+        time.sleep(0.005)
+    container.exec(once, "once", codes=range(1, 256))
+    need("connection refused" in host.router_log(), "that is not in its log")
+    need(any(row["name"] == "one" for row in host.containers()) and host.is_up(), "the router does not go on")
+    harness.end_router(host, signal.SIGTERM)
+    host.up()
+    container.exec(once, "once")
 
 
 def all_of_it(host):
@@ -217,7 +267,7 @@ def unit():
 def doctor(host):
     rows = json.loads(host.freeflow("doctor", "-o", "json"))
     detail = next(row["detail"] for row in rows if row["name"] == "rights")
-    count = len(list(threads(host)))
+    count = len(list(threads(host.router_pid())))
     need(f"all {count} threads of the router are confined" in detail and "system calls are filtered" in detail, detail)
 
 
@@ -335,6 +385,16 @@ def test_router(host, promise):
 def test_threads_that_copy():
     with Host("--workers", "2") as host:
         each_thread(host, frozenset(ALWAYS | {"ff-copy"}))
+
+
+def test_near_halves():
+    with Host("--attachment", "remote") as host:
+        near_halves(host)
+
+
+def test_near_halves_that_die():
+    with Host("--attachment", "remote") as host:
+        near_halves_die(host)
 
 
 def test_threads_with_peers():

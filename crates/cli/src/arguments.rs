@@ -139,6 +139,9 @@ pub struct Up {
     /// For tests: copies from this size on are always handed to those threads
     #[arg(long, value_name = "BYTES", hide = true)]
     pub move_bytes_min: Option<u32>,
+    /// For tests: how the router reaches processes, itself or by another process
+    #[arg(long, value_parser = ["local", "remote"], hide = true)]
+    pub attachment: Option<String>,
     /// Addresses of the network `default` [default: 10.111.0.0/16, or another free range]
     #[arg(long, value_name = "CIDR")]
     pub pool: Option<String>,
@@ -541,6 +544,9 @@ pub struct LabUp {
     /// For tests, as in `up`
     #[arg(long, value_name = "BYTES", hide = true)]
     pub move_bytes_min: Option<u32>,
+    /// For tests, as in `up`
+    #[arg(long, value_parser = ["local", "remote"], hide = true)]
+    pub attachment: Option<String>,
     /// Name of the lab [default: lab]
     #[arg(long, alias = "lab", value_name = "LAB")]
     pub name: Option<String>,

@@ -101,6 +101,7 @@ fn build(lab: &Lab, arguments: &LabUp) -> Result<()> {
             mode: arguments.mode,
             workers: arguments.workers,
             move_bytes_min: arguments.move_bytes_min,
+            attachment: arguments.attachment.clone(),
             pool: Some(up::SHARED_POOL.into()),
             range: Some(lab::host_range(number)),
             host: Some(lab::host_name(number)),

@@ -92,6 +92,7 @@ fn become_router(
             .args(["--bridge", &run_dir.bridge()])
             .args(settings.workers.iter().flat_map(|count| ["--workers".into(), count.to_string()]))
             .args(settings.move_bytes_min.iter().flat_map(|bytes| ["--move-bytes-min".into(), bytes.to_string()]))
+            .args(settings.attachment.iter().flat_map(|attachment| ["--attachment", attachment]))
             .args(settings.metrics_listen.iter().flat_map(|address| ["--metrics-listen".into(), address.to_string()]))
             .args(settings.state.iter().flat_map(|path| [OsStr::new("--state-dir"), path.as_os_str()]))
             .args(tools::own_path().iter().flat_map(|path| [OsStr::new("--command"), path.as_os_str()]))

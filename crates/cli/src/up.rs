@@ -179,6 +179,7 @@ fn resolve_settings(run_dir: &RunDir, arguments: &Up) -> Result<Settings> {
             None => last.as_ref().and_then(|last| last.metrics_listen),
         },
         move_bytes_min: arguments.move_bytes_min.or_else(|| last.as_ref()?.move_bytes_min),
+        attachment: arguments.attachment.clone().or_else(|| last.as_ref()?.attachment.clone()),
         mode: mode.or_else(|| Some(last.as_ref()?.mode.clone())).unwrap_or(DEFAULT_MODE.into()),
         pool,
         host,

@@ -56,6 +56,9 @@ pub struct Settings {
     /// From which size on they do; only tests ask for it.
     #[serde(default)]
     pub move_bytes_min: Option<u32>,
+    /// How processes are reached, `local` or `remote`; only tests ask for it.
+    #[serde(default)]
+    pub attachment: Option<String>,
 }
 
 impl RunDir {

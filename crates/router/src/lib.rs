@@ -33,7 +33,7 @@ pub mod peering;
 mod router;
 
 pub use api::{Harness, HarnessAnswer, HarnessRole};
-pub use attachment::near_halves::NearHalves;
+pub use attachment::near_halves::{NearHalfService, NearHalves};
 pub use base::log_file::{
     keep as keep_log_file, rotate_here as rotate_log_file_here, rotate_if_full as rotate_log_file_if_full,
 };

@@ -5,9 +5,10 @@ use freeflow_hostnet::reconciler;
 use freeflow_hostnet::run_dir::RunDir;
 use freeflow_orchestrator::{DEFAULT_POOL, Pool};
 use freeflow_protocol::library::REVOCATION_TIME_MAX_MS;
-use freeflow_router::privileges::{self, ThreadKind};
+use freeflow_router::privileges::{self, Role, ThreadKind};
 use freeflow_router::{
-    Config, CopyThreadOptions, MACHINE_DIR, Mode, ReconcilerProcess, Router, WORKERS_MAX, WireOptions, default_limits,
+    Config, CopyThreadOptions, MACHINE_DIR, Mode, NearHalfService, NearHalves, ReconcilerProcess, Router, WORKERS_MAX,
+    WireOptions, default_limits,
 };
 use freeflow_shm::termination_signals;
 use freeflow_verbs::{Duration, VnicLimits};
@@ -36,6 +37,12 @@ struct Arguments {
     /// Be the process that changes the host's network, for the router at the other end of standard input
     #[arg(long, requires = "command", hide = true)]
     reconcile_networks: bool,
+    /// For tests: how processes are reached, by the router itself or by another process
+    #[arg(long, value_enum, default_value_t = AttachmentKind::Local, hide = true)]
+    attachment: AttachmentKind,
+    /// Be the process that reaches vNICs' processes, for the router at the other end of standard input
+    #[arg(long, hide = true)]
+    near_halves: bool,
     /// How the worker waits when there is nothing to do
     #[arg(long, value_enum, default_value_t = Mode::Adaptive)]
     mode: Mode,
@@ -83,6 +90,12 @@ struct Arguments {
     ready_fd: Option<u32>,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum AttachmentKind {
+    Local,
+    Remote,
+}
+
 /// The given fields, and the defaults for the others. An unknown field is an error.
 fn parse_limits(text: &str) -> Result<VnicLimits, String> {
     let given: serde_json::Map<String, serde_json::Value> =
@@ -100,7 +113,13 @@ fn main() -> ExitCode {
         println!("{:#}", privileges::describe());
         return ExitCode::SUCCESS;
     }
-    let ended = if arguments.reconcile_networks { reconcile_networks(&arguments) } else { run(arguments) };
+    let ended = if arguments.reconcile_networks {
+        reconcile_networks(&arguments)
+    } else if arguments.near_halves {
+        serve_near_halves()
+    } else {
+        run(arguments)
+    };
     match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -118,17 +137,22 @@ fn run(arguments: Arguments) -> io::Result<()> {
     }
     let run_dir = std::path::absolute(&arguments.run_dir)?;
     freeflow_router::keep_log_file(&run_dir.join("router.log"));
-    // While this process may still begin another one.
+    // While this process may still begin others.
+    let near_halves = match arguments.attachment {
+        AttachmentKind::Local => None,
+        AttachmentKind::Remote => Some(NearHalves::start_process()?),
+    };
+    let role = if near_halves.is_some() { Role::RouterWithNearHalves } else { Role::Router };
     let reconciler = arguments.command.map(|command| ReconcilerProcess::start(&command, &run_dir)).transpose()?;
     // Before any thread begins, so that all of them leave the signals to this one, and have no more rights than it has.
     let signals = termination_signals()?;
-    let mut refusals = privileges::confine()?;
+    let mut refusals = privileges::confine(role)?;
     let log_is_full = freeflow_router::rotate_log_file_here()?;
     let router = Router::start(Config {
         run_dir,
         state_dir: arguments.state_dir.map(std::path::absolute).transpose()?,
         network_reconciler: reconciler,
-        near_halves: None,
+        near_halves,
         mode: arguments.mode,
         copy_threads: CopyThreadOptions { workers: arguments.workers, move_bytes_min: arguments.move_bytes_min },
         cpu: arguments.cpu,
@@ -171,6 +195,25 @@ fn reconcile_networks(arguments: &Arguments) -> io::Result<()> {
     let command = arguments.command.as_deref().unwrap_or(Path::new("freeflow"));
     reconciler::serve(router, &run_dir, command);
     Ok(())
+}
+
+/// The near halves' process; it ends with the router.
+fn serve_near_halves() -> io::Result<()> {
+    let socket = io::stdin().as_fd().try_clone_to_owned()?;
+    let mut refusals = privileges::confine(Role::NearHalves)?;
+    privileges::enter(ThreadKind::NearHalves);
+    // The process' name, too.
+    rustix::thread::set_name(c"ff-near-halves")?;
+    let mut service = NearHalfService::new(socket);
+    loop {
+        let mut polled = [service.as_fd(), refusals.as_fd()].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        while let Err(rustix::io::Errno::INTR) = rustix::event::poll(&mut polled, None) {}
+        let has_come = !polled[0].revents().is_empty();
+        refusals.log();
+        if has_come && !service.begin_next() {
+            return Ok(());
+        }
+    }
 }
 
 fn host_name() -> String {

@@ -1,16 +1,21 @@
-//! Near halves on threads of a process, which stand for those of another one: tests run routers on
-//! them.
+//! Near halves of a router's vNICs, in another process: `freeflow-router --near-halves`. (In tests
+//! of this crate they are threads of the router's own process.)
 //!
-//! The router makes a stream for each vNIC and sends one end here. A near half that a process of its
-//! vNIC blocks is waited for by nobody, but counts: a vNIC has [`HALVES_OF_VNIC_MAX`] of these at
-//! most, beyond which its streams end at once.
+//! The router makes a stream for each vNIC and sends one end there, with the vNIC's name. A near half
+//! that a process of its vNIC blocks is waited for by nobody, but counts: a vNIC has
+//! [`HALVES_OF_VNIC_MAX`] of these at most, beyond which its streams end at once.
+//!
+//! The process ends when the router does, also by SIGKILL: its socket closes. If it ends before, all
+//! streams end, and connections are refused until the router is started again.
 use crate::admission::account::Commons;
 use crate::attachment::near;
 use crate::base::log::warning;
+use crate::base::privileges::{self, ThreadKind};
 use freeflow_shm::fd;
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::process::{Command, Stdio};
 use std::sync::{Arc, Weak};
 
 /// Near halves of one vNIC whose threads have not ended.
@@ -24,20 +29,35 @@ const NAME_BYTES_MAX: usize = 1024;
 pub struct NearHalves(Arc<OwnedFd>);
 
 impl NearHalves {
+    /// Of another process: runs this program once more. (It is nobody's to wait for; its end closes the socket.)
+    ///
+    /// # Errors
+    /// It can't be run.
+    pub fn start_process() -> io::Result<Self> {
+        let (socket, theirs) = Self::sockets()?;
+        Command::new(std::env::current_exe()?).arg("--near-halves").stdin(Stdio::from(theirs)).spawn()?;
+        Ok(socket)
+    }
+
     /// Of threads of this process.
     ///
     /// # Errors
     /// No thread or descriptor is to be had.
     pub fn in_this_process() -> io::Result<Self> {
+        let (socket, theirs) = Self::sockets()?;
+        let body = move || {
+            let mut service = NearHalfService::new(theirs);
+            while service.begin_next() {}
+        };
+        std::thread::Builder::new().name(ThreadKind::NearHalves.name().into()).spawn(body)?;
+        Ok(socket)
+    }
+
+    fn sockets() -> io::Result<(Self, OwnedFd)> {
         let (socket, theirs) = fd::seqpacket_pair()?;
         // The router never waits for them.
         fd::set_nonblocking(&socket, true)?;
-        let body = move || {
-            let (commons, mut halves) = (Arc::new(Commons::of_process()), Halves::default());
-            while halves.begin_next(&theirs, &commons) {}
-        };
-        std::thread::Builder::new().name("ff-near".into()).spawn(body)?;
-        Ok(Self(Arc::new(socket)))
+        Ok((Self(Arc::new(socket)), theirs))
     }
 
     /// The router's end of a new stream.
@@ -51,20 +71,33 @@ impl NearHalves {
     }
 }
 
-/// By the vNIC, what the threads of its near halves hold.
-#[derive(Default)]
-struct Halves(BTreeMap<String, Vec<Weak<()>>>);
+/// The other end: begins a near half for each stream that comes.
+pub struct NearHalfService {
+    socket: OwnedFd,
+    commons: Arc<Commons>,
+    halves: Halves,
+}
 
-impl Halves {
+impl AsFd for NearHalfService {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl NearHalfService {
+    pub fn new(socket: OwnedFd) -> Self {
+        Self { socket, commons: Arc::new(Commons::of_process()), halves: Halves::default() }
+    }
+
     /// Waits for a stream and begins its near half. False: the router has ended.
-    fn begin_next(&mut self, socket: &OwnedFd, commons: &Arc<Commons>) -> bool {
+    pub fn begin_next(&mut self) -> bool {
         let mut buffer = [0; NAME_BYTES_MAX];
-        match fd::receive_into(socket, &mut buffer, 1) {
+        match fd::receive_into(&self.socket, &mut buffer, 1) {
             Ok((0, _)) | Err(_) => false,
             Ok((bytes, streams)) => {
                 let vnic = String::from_utf8_lossy(&buffer[..bytes]).into_owned();
                 if let Some(stream) = streams.into_iter().next()
-                    && let Err(error) = self.begin(&vnic, stream, commons.clone())
+                    && let Err(error) = self.halves.begin(&vnic, stream, self.commons.clone())
                 {
                     warning!("no near half for a vNIC", vnic = vnic, error = error);
                 }
@@ -72,7 +105,13 @@ impl Halves {
             }
         }
     }
+}
 
+/// By the vNIC, what the threads of its near halves hold.
+#[derive(Default)]
+struct Halves(BTreeMap<String, Vec<Weak<()>>>);
+
+impl Halves {
     fn begin(&mut self, vnic: &str, stream: OwnedFd, commons: Arc<Commons>) -> io::Result<()> {
         let is_alive = |half: &Weak<()>| half.strong_count() > 0;
         self.0.retain(|_, halves| halves.iter().any(is_alive));
@@ -85,11 +124,12 @@ impl Halves {
         halves.push(Arc::downgrade(&alive));
         let vnic = vnic.to_owned();
         let body = move || {
+            privileges::enter(ThreadKind::Near);
             if let Err(error) = near::serve(stream, commons, alive) {
                 warning!("the near half of a vNIC has ended", vnic = vnic, error = error);
             }
         };
-        let thread = std::thread::Builder::new().name("ff-near".into()).stack_size(256 * 1024);
+        let thread = std::thread::Builder::new().name(ThreadKind::Near.name().into()).stack_size(256 * 1024);
         thread.spawn(body).map(drop)
     }
 }

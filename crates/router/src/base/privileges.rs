@@ -27,6 +27,9 @@ use std::sync::OnceLock;
 const CAPABILITIES_OF_START: &[&str] =
     &["CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_NET_ADMIN", "CAP_NET_BIND_SERVICE", "CAP_SYS_PTRACE", "CAP_SYS_RESOURCE"];
 
+/// Capabilities of the process of near halves, all of them for threads that it begins.
+const CAPABILITIES_OF_NEAR_HALVES: &[&str] = &["CAP_DAC_OVERRIDE", "CAP_SYS_PTRACE"];
+
 /// Capabilities that a unit that brings the host up needs besides: bridges and namespaces are the
 /// command's, and so is ending containers.
 const CAPABILITIES_OF_UNIT: &[&str] = &["CAP_KILL", "CAP_NET_RAW", "CAP_SETPCAP", "CAP_SYS_ADMIN"];
@@ -46,6 +49,8 @@ pub enum ThreadKind {
     Closer,
     Control,
     SlowPath,
+    Near,
+    NearHalves,
     NetworkReconciler,
     Freezer,
     Identify,
@@ -57,7 +62,7 @@ pub enum ThreadKind {
 }
 
 impl ThreadKind {
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 19] = [
         Self::Main,
         Self::Api,
         Self::ApiDisk,
@@ -67,6 +72,8 @@ impl ThreadKind {
         Self::Closer,
         Self::Control,
         Self::SlowPath,
+        Self::Near,
+        Self::NearHalves,
         Self::NetworkReconciler,
         Self::Freezer,
         Self::Identify,
@@ -89,6 +96,8 @@ impl ThreadKind {
             Self::Closer => "ff-closer",
             Self::Control => "ff-control",
             Self::SlowPath => "ff-slow-path",
+            Self::Near => "ff-near",
+            Self::NearHalves => "ff-near-halves",
             Self::NetworkReconciler => "ff-networks",
             Self::Freezer => "ff-freezer",
             Self::Identify => "ff-identify",
@@ -113,7 +122,7 @@ impl ThreadKind {
     /// Capabilities that it has for threads which it begins, besides its own.
     fn hands_on(self) -> &'static [&'static str] {
         match self {
-            Self::Control => &["CAP_DAC_OVERRIDE", "CAP_SYS_PTRACE"],
+            Self::Control | Self::Near | Self::NearHalves => &["CAP_DAC_OVERRIDE", "CAP_SYS_PTRACE"],
             _ => &[],
         }
     }
@@ -127,14 +136,37 @@ fn capability_set(names: &[&str]) -> CapabilitySet {
 /// the kernel has no filters; not in a process that is not confined, such as a test.
 static FILTERS: OnceLock<BTreeMap<ThreadKind, Vec<Filter>>> = OnceLock::new();
 
-/// From now on this process is a router and nothing else: it gains no privileges, and has what a
-/// router needs to start. Call it before the first thread begins.
-pub fn confine() -> io::Result<Refusals> {
+/// What a process of this program is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    Router,
+    /// A router whose vNICs' processes another process reaches: it does without that right itself.
+    RouterWithNearHalves,
+    /// That other process.
+    NearHalves,
+}
+
+impl Role {
+    fn capabilities(self) -> CapabilitySet {
+        match self {
+            Self::Router => capability_set(CAPABILITIES_OF_START),
+            Self::RouterWithNearHalves => capability_set(CAPABILITIES_OF_START) - CapabilitySet::SYS_PTRACE,
+            Self::NearHalves => capability_set(CAPABILITIES_OF_NEAR_HALVES),
+        }
+    }
+}
+
+/// From now on this process has one role and nothing else: it gains no privileges, and has what
+/// that takes to start. Call it before the first thread begins.
+///
+/// # Errors
+/// Capabilities or signal handlers can't be set.
+pub fn confine(role: Role) -> io::Result<Refusals> {
     if let Err(error) = limit_programs(CapabilitySet::empty()) {
         // No harm: this process executes nothing, so there is nothing that the bounding set would bound.
         warning!("can't empty the capability bounding set", error = error);
     }
-    let all = capability_set(CAPABILITIES_OF_START);
+    let all = role.capabilities();
     limit_capabilities(all, all)?;
     let refused = RefusedCalls::hear()?;
     let filters = limit_calls_of_start().unwrap_or_else(|error| {
@@ -157,8 +189,8 @@ fn limit_calls_of_start() -> io::Result<BTreeMap<ThreadKind, Vec<Filter>>> {
 /// The calling thread keeps what its kind needs. Does nothing in a process that is not confined.
 pub fn enter(kind: ThreadKind) {
     let Some(filters) = FILTERS.get() else { return };
-    let effective = capability_set(kind.capabilities());
-    if let Err(error) = limit_capabilities(effective | capability_set(kind.hands_on()), effective) {
+    let (effective, handed_on) = (capability_set(kind.capabilities()), capability_set(kind.hands_on()));
+    if let Err(error) = limit_capabilities(effective | handed_on, effective) {
         // Better no thread than one with more than its kind may have.
         panic!("the thread {} can't be confined: {error}", kind.name());
     }
@@ -203,7 +235,8 @@ pub fn describe() -> Value {
     let threads: BTreeMap<&str, Value> = ThreadKind::ALL.into_iter().map(|kind| (kind.name(), thread(kind))).collect();
     let in_unit = [CAPABILITIES_OF_START, CAPABILITIES_OF_UNIT].concat();
     let start = json!({"capabilities": CAPABILITIES_OF_START, "calls": names(system_calls::of_start())});
-    json!({"start": start, "threads": threads, "unit": {"capabilities": in_unit}})
+    let near_halves = json!({"capabilities": CAPABILITIES_OF_NEAR_HALVES});
+    json!({"start": start, "threads": threads, "unit": {"capabilities": in_unit}, "near_halves": near_halves})
 }
 
 #[cfg(test)]

@@ -340,6 +340,8 @@ fn purposes(kind: ThreadKind) -> &'static [&'static [Call]] {
         ThreadKind::Closer => &[],
         ThreadKind::Control => &[EVENTS, FILES, FILES_CHANGED, SEGMENTS, SOCKETS, SOCKETS_MADE, PROCESSES],
         ThreadKind::SlowPath | ThreadKind::CopyThread => &[],
+        ThreadKind::Near => &[EVENTS, SOCKETS, PROCESSES],
+        ThreadKind::NearHalves => &[SOCKETS],
         ThreadKind::NetworkReconciler => &[SOCKETS, PROCESSES],
         ThreadKind::Freezer => &[FILES, PROCESSES, STOPPING],
         // Opens a process' memory for writing, too.
@@ -363,6 +365,8 @@ fn begun_by(kind: ThreadKind) -> &'static [ThreadKind] {
             ThreadKind::Identify,
             ThreadKind::Store,
         ],
+        ThreadKind::Near => &[ThreadKind::Closer, ThreadKind::SlowPath, ThreadKind::Freezer, ThreadKind::Identify],
+        ThreadKind::NearHalves => &[ThreadKind::Near],
         ThreadKind::Worker => &[ThreadKind::Closer, ThreadKind::SlowPath],
         _ => &[],
     }
@@ -552,7 +556,10 @@ mod tests {
         for kind in ThreadKind::ALL {
             assert!(never.iter().all(|&number| !may(kind, number, [0; 3])), "{kind:?}");
             assert!(may(kind, libc::SYS_read, [0; 3]) && may(kind, libc::SYS_rt_sigreturn, [0; 3]));
-            let holds = matches!(kind, ThreadKind::Control | ThreadKind::Freezer);
+            let holds = begun_by(kind)
+                .iter()
+                .chain([&kind])
+                .any(|&kind| kind == ThreadKind::Freezer || begun_by(kind).contains(&ThreadKind::Freezer));
             assert_eq!(may(kind, libc::SYS_ptrace, [libc::PTRACE_SEIZE as i32, 1, 0]), holds, "{kind:?}");
             assert!(!may(kind, libc::SYS_ptrace, [libc::PTRACE_POKETEXT as i32, 1, 0]), "{kind:?}");
         }
