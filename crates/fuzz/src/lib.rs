@@ -4,6 +4,7 @@
 //! A target must be deterministic, keep nothing from one input to the next, and answer short inputs in microseconds.
 #![deny(unsafe_code)]
 
+mod attachment;
 mod bytes;
 mod cm;
 mod cm_machine;
@@ -23,11 +24,12 @@ pub struct Target {
     pub run: fn(&[u8]),
 }
 
-pub const TARGETS: [Target; 10] = [
+pub const TARGETS: [Target; 11] = [
     Target { name: "wire", run: wire::run },
     Target { name: "cm", run: cm::run },
     Target { name: "peer", run: peer::run },
     Target { name: "library", run: library::run },
+    Target { name: "attachment", run: attachment::run },
     Target { name: "rings", run: rings::run },
     Target { name: "rest", run: rest::run },
     Target { name: "rest_request", run: rest_request::run },

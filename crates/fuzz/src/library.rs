@@ -15,7 +15,11 @@ pub fn run(bytes: &[u8]) {
     }
 }
 
-fn look_at<M: PartialEq + Debug>(bytes: &[u8], decode: fn(&[u8]) -> Result<M, DecodeError>, encode: fn(&M) -> Vec<u8>) {
+pub fn look_at<M: PartialEq + Debug>(
+    bytes: &[u8],
+    decode: fn(&[u8]) -> Result<M, DecodeError>,
+    encode: fn(&M) -> Vec<u8>,
+) {
     let Ok(message) = decode(bytes) else { return };
     assert!(bytes.len() <= MESSAGE_BYTES_MAX);
     let again = encode(&message);

@@ -1,5 +1,8 @@
 //! Seeds that are written by hand: inputs that reach what chance hardly finds.
 //! `FREEFLOW_UPDATE=1 cargo test -p freeflow-fuzz --test seeds` writes them into the corpora.
+use freeflow_protocol::attachment::{Answer, Report, Request};
+use freeflow_protocol::encode;
+use freeflow_verbs::{AtomicOperation, VerbsError};
 use std::fs;
 use std::path::PathBuf;
 
@@ -198,10 +201,36 @@ fn peer_states() -> Vec<Seed> {
     scripts.map(|(name, bytes)| Seed { target: "peer_state", name, bytes }).into()
 }
 
+fn attachments() -> Vec<Seed> {
+    let (request, process, address, channel) = (3, 4, 0x7f00_0000_1000, 5);
+    let reports = [
+        ("done", Report::Done { request, outcome: Ok(Answer::Done) }),
+        ("bytes", Report::Done { request, outcome: Ok(Answer::Bytes(vec![7; 64])) }),
+        ("value", Report::Done { request, outcome: Ok(Answer::Value(u64::MAX)) }),
+        ("refused", Report::Done { request, outcome: Err(VerbsError::NotPermitted) }),
+        ("process-ended", Report::ProcessEnded { process }),
+        ("event-taken", Report::EventTaken { channel }),
+        ("channel-closed", Report::ChannelClosed { channel }),
+    ];
+    let operation = AtomicOperation::FetchAdd { add: 1 };
+    let requests = [
+        ("identify", Request::Identify { request, pid: 77, uid: 0, gid: 0 }),
+        ("read", Request::Read { request, process, address, length: 4096 }),
+        ("write", Request::Write { request, process, address, bytes: vec![1, 2, 3] }),
+        ("atomic", Request::Atomic { request, process, address, operation }),
+        ("freeze", Request::Freeze { request, process, thread: 78, quiesce: true }),
+        ("event", Request::Event { channel, record: vec![9; 16] }),
+    ];
+    let seed =
+        |name, kind: u8, message: Vec<u8>| Seed { target: "attachment", name, bytes: [vec![kind], message].concat() };
+    let reports = reports.map(|(name, report)| seed(name, 0, encode(&report)));
+    reports.into_iter().chain(requests.map(|(name, request)| seed(name, 1, encode(&request)))).collect()
+}
+
 #[test]
 fn the_corpora_have_the_seeds() {
     let corpora = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("corpus");
-    for seed in [rest_requests(), manifests(), cm_machines(), peer_states()].into_iter().flatten() {
+    for seed in [rest_requests(), manifests(), cm_machines(), peer_states(), attachments()].into_iter().flatten() {
         let folder = corpora.join(seed.target);
         let path = folder.join(format!("seed-{}", seed.name));
         if std::env::var_os("FREEFLOW_UPDATE").is_some() {

@@ -136,13 +136,13 @@ fn capability_set(names: &[&str]) -> CapabilitySet {
 /// the kernel has no filters; not in a process that is not confined, such as a test.
 static FILTERS: OnceLock<BTreeMap<ThreadKind, Vec<Filter>>> = OnceLock::new();
 
-/// What a process of this program is for.
+/// Purpose of a process of this program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     Router,
     /// A router whose vNICs' processes another process reaches: it does without that right itself.
     RouterWithNearHalves,
-    /// That other process.
+    /// The other process: near halves, and nothing else.
     NearHalves,
 }
 
