@@ -164,7 +164,7 @@ mod tests {
     fn members_leave_their_groups_first() {
         let mut owned_objects = OwnedObjects::default();
         owned_objects.note(
-            &Request::OpenXrcd { context: 1, file: None, create: true, exclusive: false },
+            &Request::OpenXrcd { context: 1, file: None, flags: freeflow_verbs::XrcdOpenFlags::CREATE },
             &Reply::Xrcd { xrcd: 5 },
         );
         let qp = Reply::Qp { qp: 6, qpn: 7, capabilities: Default::default(), segment_bytes: 0 };

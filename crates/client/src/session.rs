@@ -10,7 +10,7 @@ use freeflow_protocol::version::{Offer, VersionRange};
 use freeflow_protocol::{MESSAGE_BYTES_MAX, PROTOCOL, decode, encode};
 use freeflow_shm::layout::{LAYOUT_VERSION, WAIT_YIELD};
 use freeflow_shm::{Doorbell, OwnMemory, SessionSegment, coarse_ns, fd, monotonic_ns};
-use freeflow_verbs::{AddressHandleAttributes, DeviceAttributes, FileIdentity, Gid, VerbsError};
+use freeflow_verbs::{AddressHandleAttributes, DeviceAttributes, FileIdentity, Gid, VerbsError, XrcdOpenFlags};
 use std::collections::HashMap;
 use std::fmt;
 use std::io;
@@ -470,10 +470,9 @@ impl Session {
         &self,
         context: Handle,
         file: Option<FileIdentity>,
-        create: bool,
-        exclusive: bool,
+        flags: XrcdOpenFlags,
     ) -> Result<Handle, VerbsError> {
-        match self.call(&Request::OpenXrcd { context, file, create, exclusive })? {
+        match self.call(&Request::OpenXrcd { context, file, flags })? {
             (Reply::Xrcd { xrcd }, _) => Ok(xrcd),
             _ => Err(self.nonsense()),
         }

@@ -6,7 +6,7 @@ use freeflow_abi::{
     ibv_xrcd_init_attr,
 };
 use freeflow_client::Handle;
-use freeflow_verbs::{FileIdentity, VerbsError};
+use freeflow_verbs::{FileIdentity, VerbsError, XrcdOpenFlags};
 use std::ffi::c_int;
 
 /// An XRC domain as C sees it, and what is behind it.
@@ -55,15 +55,15 @@ pub(crate) unsafe extern "C" fn open_xrcd(context: *mut ibv_context, init: *mut 
         if bad_file {
             return Err(VerbsError::InvalidArgument);
         }
-        let (create, exclusive) = (init.oflags & libc::O_CREAT != 0, init.oflags & libc::O_EXCL != 0);
-        let handle = owner
-            .session()
-            .open_xrc_domain(owner.handle(), file, create || file.is_none(), exclusive)
-            .map_err(|error| match error {
-                VerbsError::NotFound => VerbsError::TryAgain,
-                VerbsError::Exists => VerbsError::InvalidArgument,
-                other => other,
-            })?;
+        let flags = XrcdOpenFlags {
+            create: init.oflags & libc::O_CREAT != 0 || file.is_none(),
+            exclusive: init.oflags & libc::O_EXCL != 0,
+        };
+        let handle = owner.session().open_xrc_domain(owner.handle(), file, flags).map_err(|error| match error {
+            VerbsError::NotFound => VerbsError::TryAgain,
+            VerbsError::Exists => VerbsError::InvalidArgument,
+            other => other,
+        })?;
         Ok(Box::into_raw(Box::new(Xrcd { c: ibv_xrcd { context }, handle })).cast())
     });
     if bad_file {

@@ -11,7 +11,7 @@ use crate::version::{Agreement, Offer, VersionRange};
 use alloc::string::String;
 use freeflow_verbs::{
     Access, AddressHandleAttributes, DeviceAttributes, FileIdentity, Gid, PathMtu, QpAttributeMask, QpAttributes,
-    QpCapabilities, QpState, QpType, RegionChange, SrqAttributes, VerbsError, WindowKind,
+    QpCapabilities, QpState, QpType, RegionChange, SrqAttributes, VerbsError, WindowKind, XrcdOpenFlags,
 };
 use serde::{Deserialize, Serialize};
 
@@ -100,7 +100,7 @@ pub enum Request {
     DeallocMw { mw: Handle },
     /// An XRC domain: that of `file` within this vNIC, or a nameless one. Without `create` it must
     /// exist (NotFound); with `exclusive` too it must not (Exists). → `Xrcd`.
-    OpenXrcd { context: Handle, file: Option<FileIdentity>, create: bool, exclusive: bool },
+    OpenXrcd { context: Handle, file: Option<FileIdentity>, flags: XrcdOpenFlags },
     /// Busy while this process' SRQs or QPs are in it.
     CloseXrcd { xrcd: Handle },
     /// → `Cq` + 1 descriptor: the ring's segment.

@@ -72,8 +72,7 @@ fn samples() -> Vec<Request> {
         Request::OpenXrcd {
             context: 1,
             file: Some(FileIdentity { device: 1, inode: 2 }),
-            create: true,
-            exclusive: false,
+            flags: XrcdOpenFlags::CREATE,
         },
     ]
 }

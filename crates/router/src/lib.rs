@@ -32,6 +32,7 @@ mod network_reconciler;
 pub mod peering;
 mod router;
 
+pub use admission::access::RuleCounts;
 pub use api::{Harness, HarnessAnswer, HarnessRole};
 pub use attachment::near_halves::{NearHalfService, NearHalves};
 pub use base::log_file::{

@@ -1,4 +1,5 @@
 //! A whole router in this process: its threads, its run directory, its orderly end.
+use crate::admission::access::RuleCounts;
 use crate::admission::account::Commons;
 use crate::api::{Api, ApiParts, Link};
 use crate::audit::{AuditThread, Entry};
@@ -143,7 +144,7 @@ impl Router {
 
     /// How often a rule (none: a network's own `access`) has refused something, and how many ends
     /// of connections it has cut.
-    pub fn access_counts(&self, rule: Option<&str>) -> (u64, u64) {
+    pub fn access_counts(&self, rule: Option<&str>) -> RuleCounts {
         let (rule, (answer, counts)) = (rule.map(str::to_owned), channel());
         self.messages.send(Message::CountAccess { rule, answer });
         counts.recv().unwrap_or_default()

@@ -270,8 +270,9 @@ impl Topology {
 
     fn xrcd(&mut self, sim: &mut Sim, process: usize) -> XrcdId {
         let Process { host, session, context, ref mut xrcd, .. } = self.processes[process];
-        *xrcd
-            .get_or_insert_with(|| sim.hosts[host].engine.open_xrcd(session, context, None, true, false).expect("room"))
+        *xrcd.get_or_insert_with(|| {
+            sim.hosts[host].engine.open_xrcd(session, context, None, XrcdOpenFlags::CREATE).expect("room")
+        })
     }
 
     fn qp(&mut self, sim: &mut Sim, process: usize, qp_type: QpType, srq: Option<SrqId>) -> (QpId, Qpn) {

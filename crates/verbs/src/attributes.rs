@@ -256,6 +256,24 @@ pub struct FileIdentity {
     pub inode: u64,
 }
 
+/// How an XRC domain is opened: the `oflags` of `ibv_open_xrcd`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct XrcdOpenFlags {
+    /// O_CREAT: makes the domain of a file that has none.
+    pub create: bool,
+    /// O_EXCL: refuses a domain that is there.
+    pub exclusive: bool,
+}
+
+impl XrcdOpenFlags {
+    /// A domain that is there.
+    pub const EXISTING: Self = Self { create: false, exclusive: false };
+    /// A domain that is there, or a new one.
+    pub const CREATE: Self = Self { create: true, exclusive: false };
+    /// A new domain.
+    pub const CREATE_NEW: Self = Self { create: true, exclusive: true };
+}
+
 /// Kind of a memory window; numbers equal `enum ibv_mw_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[repr(u8)]

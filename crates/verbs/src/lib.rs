@@ -36,7 +36,7 @@ mod work;
 pub use access::Access;
 pub use attributes::{
     AddressHandleAttributes, DeviceAttributes, FileIdentity, GlobalRoute, PortAttributes, QpAttributeMask,
-    QpAttributes, QpCapabilities, RegionChange, SrqAttributes, Translation, WindowKind,
+    QpAttributes, QpCapabilities, RegionChange, SrqAttributes, Translation, WindowKind, XrcdOpenFlags,
 };
 pub use completion::{Completion, CompletionFlags, CompletionOpcode, CompletionStatus};
 pub use error::VerbsError;

@@ -333,7 +333,7 @@ fn an_xrc_queue_gets_its_slots_back_whichever_qp_they_came_by() {
     let bench = Bench::new("xrc");
     let (session, context) = (&bench.session, bench.context.handle());
     let cq = bench.cq(None);
-    let xrcd = session.open_xrc_domain(context, None, true, false).unwrap();
+    let xrcd = session.open_xrc_domain(context, None, freeflow_verbs::XrcdOpenFlags::CREATE).unwrap();
     let wanted = SrqAttributes { max_wr: 1, max_sge: 1, limit: 0 };
     let create = || SharedReceiveQueue::create(session, bench.pd, wanted, Some((xrcd, &cq))).unwrap();
     let (srq, other) = (create(), create());
@@ -356,7 +356,8 @@ fn an_xrc_queue_gets_its_slots_back_whichever_qp_they_came_by() {
 #[test]
 fn an_xrc_target_has_no_queues() {
     let bench = Bench::new("xrc-target");
-    let xrcd = bench.session.open_xrc_domain(bench.context.handle(), None, true, false).unwrap();
+    let xrcd =
+        bench.session.open_xrc_domain(bench.context.handle(), None, freeflow_verbs::XrcdOpenFlags::CREATE).unwrap();
     let qp = QueuePair::open(&bench.session, xrcd, 0x2345).unwrap();
     assert_eq!((qp.qpn(), qp.qp_type()), (0x2345, QpType::XrcReceive));
     to_state(&qp, QpState::ReadyToReceive);

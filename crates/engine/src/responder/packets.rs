@@ -243,7 +243,7 @@ impl Responder {
     fn part_written<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, writing: PendingWrite) {
         if writing.opcode.operation() == Operation::AtomicWrite {
             self.completer.count_arrived(id, SendOpcode::AtomicWrite, ATOMIC_BYTES);
-            return self.executed(env, id, (writing.psn, 1), Body::Written);
+            return self.executed(env, id, writing.psn, 1, Body::Written);
         }
         let responder = &mut self.wire_mut(id).responder;
         responder.expected_psn = psn_add(writing.psn, 1);
@@ -321,7 +321,7 @@ impl Responder {
         self.remember(id, Replay { psn, packets, result: Outcome::Read { address, length, rkey, pd } });
         self.completer.count_arrived(id, SendOpcode::RdmaRead, u64::from(length));
         let reading = Reading { address, left: length, rkey, pd, begun: false, fetching: None };
-        self.executed(env, id, (psn, packets), Body::Read(reading));
+        self.executed(env, id, psn, packets, Body::Read(reading));
     }
 
     fn take_atomic<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, packet: &Packet<'_>) {
@@ -374,7 +374,7 @@ impl Responder {
     fn atomic_executed<E: Environment>(&mut self, env: &mut E, id: QpId, opcode: SendOpcode, psn: u32, original: u64) {
         self.completer.count_arrived(id, opcode, ATOMIC_BYTES);
         self.remember(id, Replay { psn, packets: 1, result: Outcome::Atomic { original } });
-        self.executed(env, id, (psn, 1), Body::Atomic { original });
+        self.executed(env, id, psn, 1, Body::Atomic { original });
     }
 
     /// Earlier writes are visible already: the check is only whether the requester may ask.
@@ -386,7 +386,7 @@ impl Responder {
         };
         let target = WriteTarget { address, rkey, length, right, whole };
         if self.admit_single(env, now, id, packet, SendOpcode::Flush, &target) {
-            self.executed(env, id, (packet.header.psn, 1), Body::Flushed);
+            self.executed(env, id, packet.header.psn, 1, Body::Flushed);
         }
     }
 
@@ -455,8 +455,8 @@ impl Responder {
         self.wire_mut(id).responder.replays.remember(replay, depth);
     }
 
-    /// A request took so many PSNs from this one on, and is answered.
-    fn executed<E: Environment>(&mut self, env: &mut E, id: QpId, (psn, packets): (u32, u32), body: Body) {
+    /// A request took `packets` PSNs from `psn` on, and is answered.
+    fn executed<E: Environment>(&mut self, env: &mut E, id: QpId, psn: u32, packets: u32, body: Body) {
         let responder = &mut self.wire_mut(id).responder;
         responder.expected_psn = psn_add(psn, packets);
         responder.complete_message();

@@ -3,7 +3,7 @@ use crate::limits::OPENS_PER_QP_MAX;
 use crate::qp::Teardown;
 use crate::xrc::{Target, XrcQueue, Xrcd};
 use crate::{ContextId, CqId, Engine, QpId, SessionId, SrqId, XrcdId};
-use freeflow_verbs::{FileIdentity, QpState, Qpn, VerbsError};
+use freeflow_verbs::{FileIdentity, QpState, Qpn, VerbsError, XrcdOpenFlags};
 
 impl Engine {
     // ---- domains
@@ -19,16 +19,15 @@ impl Engine {
         session: SessionId,
         context: ContextId,
         file: Option<FileIdentity>,
-        create: bool,
-        exclusive: bool,
+        flags: XrcdOpenFlags,
     ) -> Result<XrcdId, VerbsError> {
         self.contexts.owned(session, context)?;
         let vnic = self.requester.responder.session_vnic(session)?;
         let file = file.map(|file| (vnic, file));
         let known = file.and_then(|file| self.requester.responder.xrc.files.get(&file).copied());
         match known {
-            Some(_) if exclusive => return Err(VerbsError::Exists),
-            None if file.is_some() && !create => return Err(VerbsError::NotFound),
+            Some(_) if flags.exclusive => return Err(VerbsError::Exists),
+            None if file.is_some() && !flags.create => return Err(VerbsError::NotFound),
             _ => {}
         }
         self.charge(vnic, |usage| &mut usage.xrcds, |limits| limits.xrcd_count_max)?;

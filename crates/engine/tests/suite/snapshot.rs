@@ -16,7 +16,7 @@ fn crowded() -> Net {
     let (c, _) = net.pair(QpType::Uc);
     net.engine.alloc_mw(c.session, c.pd, WindowKind::Type2).unwrap();
     net.engine.alloc_null_mr(c.session, c.pd).unwrap();
-    net.engine.open_xrcd(c.session, c.context, None, true, false).unwrap();
+    net.engine.open_xrcd(c.session, c.context, None, freeflow_verbs::XrcdOpenFlags::CREATE).unwrap();
     // Waits for a RECV, with its timer armed.
     let (d, e) = (net.end(QpType::Rc), net.end_with(QpType::Rc, true));
     net.connect(&d, &e);

@@ -137,7 +137,7 @@ fn numbers_that_name_no_srq_of_the_domain() {
                 2 => {
                     // Of the same vNIC, but another domain.
                     let engine = &mut link.net.engine;
-                    let xrcd = engine.open_xrcd(to.session, to.context, None, false, false).unwrap();
+                    let xrcd = engine.open_xrcd(to.session, to.context, None, XrcdOpenFlags::EXISTING).unwrap();
                     let asked = SrqAttributes { max_wr: 4, max_sge: 1, limit: 0 };
                     engine.create_srq(to.session, to.pd, asked, Some((xrcd, to.cq)), 1).unwrap().1
                 }
@@ -448,16 +448,15 @@ fn domains_by_file() {
     let stranger = net.end(QpType::Rc);
     let engine = &mut net.engine;
     let (one, two) = (FileIdentity { device: 1, inode: 1 }, FileIdentity { device: 1, inode: 2 });
-    let mut open =
-        |end: &End, file, create, exclusive| engine.open_xrcd(end.session, end.context, file, create, exclusive);
-    assert_eq!(open(&a, Some(one), false, false), Err(NotFound));
-    let first = open(&a, Some(one), true, true).unwrap();
-    assert_eq!(open(&b, Some(one), true, true), Err(Exists));
-    let second = open(&b, Some(one), false, false).unwrap();
-    let third = open(&b, Some(one), true, false).unwrap();
-    assert_eq!(open(&b, Some(two), false, false), Err(NotFound));
-    assert_eq!(open(&stranger, Some(one), false, false), Err(NotFound), "files are those of a vNIC");
-    let nameless = open(&a, None, true, false).unwrap();
+    let mut open = |end: &End, file, flags| engine.open_xrcd(end.session, end.context, file, flags);
+    assert_eq!(open(&a, Some(one), XrcdOpenFlags::EXISTING), Err(NotFound));
+    let first = open(&a, Some(one), XrcdOpenFlags::CREATE_NEW).unwrap();
+    assert_eq!(open(&b, Some(one), XrcdOpenFlags::CREATE_NEW), Err(Exists));
+    let second = open(&b, Some(one), XrcdOpenFlags::EXISTING).unwrap();
+    let third = open(&b, Some(one), XrcdOpenFlags::CREATE).unwrap();
+    assert_eq!(open(&b, Some(two), XrcdOpenFlags::EXISTING), Err(NotFound));
+    assert_eq!(open(&stranger, Some(one), XrcdOpenFlags::EXISTING), Err(NotFound), "files are those of a vNIC");
+    let nameless = open(&a, None, XrcdOpenFlags::CREATE).unwrap();
     assert_eq!(net.engine.vnic_usage(a.vnic).unwrap().xrcds, 4);
     assert_eq!(net.engine.objects_of(b.session).xrcds, [second, third]);
     assert_eq!(net.engine.close_context(a.session, a.context), Err(Busy));
@@ -466,14 +465,14 @@ fn domains_by_file() {
     assert_eq!(net.engine.close_xrcd(a.session, first), Err(NotFound));
     assert_eq!(net.engine.close_xrcd(a.session, nameless), Ok(()));
     // It lives on with the others, and goes with the last.
-    let open = |engine: &mut Engine, create| engine.open_xrcd(a.session, a.context, Some(one), create, false);
-    let again = open(&mut net.engine, false).unwrap();
+    let open = |engine: &mut Engine, flags| engine.open_xrcd(a.session, a.context, Some(one), flags);
+    let again = open(&mut net.engine, XrcdOpenFlags::EXISTING).unwrap();
     for (end, xrcd) in [(&a, again), (&b, second), (&b, third)] {
         net.engine.close_xrcd(end.session, xrcd).unwrap();
     }
-    assert_eq!(open(&mut net.engine, false), Err(NotFound));
+    assert_eq!(open(&mut net.engine, XrcdOpenFlags::EXISTING), Err(NotFound));
     assert_eq!(net.engine.vnic_usage(a.vnic).unwrap().xrcds, 0);
-    let wrong = net.engine.open_xrcd(b.session, a.context, Some(one), true, false);
+    let wrong = net.engine.open_xrcd(b.session, a.context, Some(one), XrcdOpenFlags::CREATE);
     assert_eq!(wrong, Err(NotFound));
 }
 
@@ -484,7 +483,7 @@ fn what_stands_on_a_domain_and_limits() {
     let vnic = net.engine.create_vnic(NetworkId(1), gid(200), limits).unwrap();
     let e = net.end_at(vnic, gid(200), QpType::XrcReceive, false);
     let xrcd = net.xrcd(&e);
-    assert_eq!(net.engine.open_xrcd(e.session, e.context, None, true, false), Err(NoMemory));
+    assert_eq!(net.engine.open_xrcd(e.session, e.context, None, XrcdOpenFlags::CREATE), Err(NoMemory));
     let (srq, number) = net.xrc_srq(&e);
     assert!(number > 0 && number <= Qpn::MASK);
     let engine = &mut net.engine;
@@ -598,7 +597,7 @@ fn openers() {
     for qpn in [Qpn(0), Qpn(5), link.from.qpn, second.qpn] {
         assert_eq!(engine.open_qp(second.session, xrcd, qpn), Err(InvalidArgument));
     }
-    let nameless = engine.open_xrcd(second.session, second.context, None, true, false).unwrap();
+    let nameless = engine.open_xrcd(second.session, second.context, None, XrcdOpenFlags::CREATE).unwrap();
     assert_eq!(engine.open_qp(second.session, nameless, to.qpn), Err(InvalidArgument));
     assert_eq!(engine.open_qp(to.session, xrcd, to.qpn), Err(NotFound), "another's opened domain");
     assert_eq!(engine.open_qp(second.session, xrcd, to.qpn), Ok(to.qp));

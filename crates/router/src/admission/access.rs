@@ -39,10 +39,17 @@ pub struct Counts {
     disconnections: AtomicU64,
 }
 
+/// Values of [`Counts`] at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RuleCounts {
+    pub refusals: u64,
+    /// Ends of connections on this host.
+    pub disconnections: u64,
+}
+
 impl Counts {
-    /// Refusals, and ends of connections on this host that were disconnected.
-    pub fn get(&self) -> (u64, u64) {
-        (self.refusals.load(Relaxed), self.disconnections.load(Relaxed))
+    pub fn get(&self) -> RuleCounts {
+        RuleCounts { refusals: self.refusals.load(Relaxed), disconnections: self.disconnections.load(Relaxed) }
     }
 }
 

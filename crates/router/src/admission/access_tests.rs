@@ -56,8 +56,10 @@ fn request(network: NetworkId, from: &str, to: &str, traffic: TrafficKind) -> Au
     AuthorizationRequest { network, other: network, from: gid(from), to: gid(to), traffic, is_external: false, subject }
 }
 
+/// Refusals and disconnections.
 fn counts(access: &AccessPolicy, rule: Option<&str>) -> (u64, u64) {
-    access.rules().unwrap().counts_of(rule).unwrap().get()
+    let counts = access.rules().unwrap().counts_of(rule).unwrap().get();
+    (counts.refusals, counts.disconnections)
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Access rules between the threads: the control thread gives them out, both sides enforce them,
 //! what they refuse is reported.
-use crate::admission::access::{Incident, Rules, ViolationRecord};
+use crate::admission::access::{Incident, RuleCounts, Rules, ViolationRecord};
 use crate::admission::address_map::AddressMap;
 use crate::admission::violations::{self, Resource, Share, ViolationClass, quota_field};
 use crate::audit::{Class, Refusal};
@@ -34,7 +34,7 @@ impl Control {
 
     /// How often a rule has refused something on this host, and how many connections it has
     /// disconnected; no rule: the networks' own `access`.
-    pub(crate) fn access_counts(&mut self, rule: Option<&str>) -> (u64, u64) {
+    pub(crate) fn access_counts(&mut self, rule: Option<&str>) -> RuleCounts {
         let rules = self.cm.access().rules();
         rules.and_then(|rules| rules.counts_of(rule)).map(|counts| counts.get()).unwrap_or_default()
     }

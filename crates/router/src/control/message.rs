@@ -1,4 +1,5 @@
 //! Messages of other threads than the worker to the control thread.
+use crate::admission::access::RuleCounts;
 use crate::admission::account::Charge;
 use crate::api::plane::ApiRequest;
 use crate::attachment::AttachedProcess;
@@ -76,7 +77,7 @@ pub(crate) enum Message {
     },
     CountAccess {
         rule: Option<String>,
-        answer: Sender<(u64, u64)>,
+        answer: Sender<RuleCounts>,
     },
     Declare {
         command: Box<Command>,

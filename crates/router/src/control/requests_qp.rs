@@ -14,7 +14,9 @@ use freeflow_engine::{ContextId, QpId, QpInit, SessionId, grant_qp_capabilities}
 use freeflow_protocol::library::{Handle, Reply, Request};
 use freeflow_shm::RequestConsumer;
 use freeflow_shm::layout::QueueShape;
-use freeflow_verbs::{FileIdentity, Gid, QpAttributeMask, QpAttributes, QpCapabilities, QpType, Qpn, VerbsError};
+use freeflow_verbs::{
+    FileIdentity, Gid, QpAttributeMask, QpAttributes, QpCapabilities, QpType, Qpn, VerbsError, XrcdOpenFlags,
+};
 
 /// The parameters of `CreateQp`.
 struct QpRequest {
@@ -34,9 +36,7 @@ struct QpRequest {
 impl Control {
     pub(crate) fn handle_qp_request(&mut self, at: (Key, SessionId), request: Request) -> Outcome {
         match request {
-            Request::OpenXrcd { context, file, create, exclusive } => {
-                self.open_xrcd(at, context, file, (create, exclusive))
-            }
+            Request::OpenXrcd { context, file, flags } => self.open_xrcd(at, context, file, flags),
             Request::CloseXrcd { xrcd } => self.close_xrcd(at, xrcd),
             Request::CreateQp {
                 qp_type,
@@ -88,11 +88,11 @@ impl Control {
         at: (Key, SessionId),
         context: Handle,
         file: Option<FileIdentity>,
-        (create, exclusive): (bool, bool),
+        flags: XrcdOpenFlags,
     ) -> Outcome {
         let session = at.1;
         let context = self.objects(at.0)?.contexts.get(context)?.id;
-        self.submit(at, OpenXrcd { session, context, file, create, exclusive }, move |connection, id| {
+        self.submit(at, OpenXrcd { session, context, file, flags }, move |connection, id| {
             let xrcd = connection.objects.xrcds.insert(XrcdEntry { id, context });
             Answer::of(Reply::Xrcd { xrcd })
         })

@@ -230,8 +230,11 @@ impl Control {
                 (AnyObject::AccessRule(rule), _) => {
                     let rules = self.cm.access().rules();
                     let counts = rules.and_then(|rules| rules.counts_of(Some(&rule.metadata.name)));
-                    let (refusal_count, disconnection_count) = counts.map(|counts| counts.get()).unwrap_or_default();
-                    rule.status = Some(AccessRuleStatus { refusal_count, disconnection_count });
+                    let counts = counts.map(|counts| counts.get()).unwrap_or_default();
+                    rule.status = Some(AccessRuleStatus {
+                        refusal_count: counts.refusals,
+                        disconnection_count: counts.disconnections,
+                    });
                 }
                 (AnyObject::Vnic(vnic), _) => {
                     let numbers = gathering.numbers.get(&vnic.metadata.name);

@@ -28,7 +28,7 @@ use freeflow_shm::{CompletionProducer, Doorbell, RequestConsumer, Segment, Sessi
 use freeflow_verbs::{
     Access, AddressHandleAttributes, Duration, FileIdentity, Gid, Instant, NetworkId, NetworkLimits, QpAttributeMask,
     QpAttributes, QpState, Qpn, RateLimit, RegionChange, Shaping, SrqAttributes, TenantId, VerbsError, VnicLimits,
-    WindowKind,
+    WindowKind, XrcdOpenFlags,
 };
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -312,7 +312,7 @@ commands! {
         /// the first execution.
         DestroyAh { session: SessionId, ah: AhId, datagram_qps: Vec<QpId>, posted: Option<Vec<(QpId, u32)>> } -> ();
         OpenXrcd {
-            session: SessionId, context: ContextId, file: Option<FileIdentity>, create: bool, exclusive: bool
+            session: SessionId, context: ContextId, file: Option<FileIdentity>, flags: XrcdOpenFlags
         } -> XrcdId;
         CloseXrcd { session: SessionId, xrcd: XrcdId } -> ();
 

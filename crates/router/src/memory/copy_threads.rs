@@ -386,22 +386,34 @@ pub(crate) fn serve(jobs: &Receiver<Job>, finished: &Sender<Moved>, waker: &Wake
 /// Copies, and lets go of the segments.
 pub(crate) fn perform(job: Job) -> Moved {
     let Job { id, mut pieces, last } = job;
-    let began = (monotonic_ns(), voluntary_switch_count());
+    let stopwatch = BlockedStopwatch::start();
     // The source by itself: so it is known which of the two blocks.
     for Piece { from, bytes, .. } in &pieces {
         // A missing page blocks nobody, and is met again by the copy.
         let _ = from.0.probe(from.1, *bytes);
     }
-    let source = is_blocked_since(began).then_some(MemorySide::Source);
-    let began = (monotonic_ns(), voluntary_switch_count());
+    let source = stopwatch.is_blocked().then_some(MemorySide::Source);
+    let stopwatch = BlockedStopwatch::start();
     let result = copy(&pieces, last);
-    let blocked = source.or_else(|| is_blocked_since(began).then_some(MemorySide::Destination));
+    let blocked = source.or_else(|| stopwatch.is_blocked().then_some(MemorySide::Destination));
     pieces.clear();
     Moved { id, pieces, result, blocked }
 }
 
-pub(crate) fn is_blocked_since((began_ns, switch_count): (u64, u64)) -> bool {
-    monotonic_ns() - began_ns > BLOCKED_MIN.0 && voluntary_switch_count() != switch_count
+/// Tells whether this thread has been blocked by the kernel since it was started.
+struct BlockedStopwatch {
+    began_ns: u64,
+    switch_count: u64,
+}
+
+impl BlockedStopwatch {
+    fn start() -> Self {
+        Self { began_ns: monotonic_ns(), switch_count: voluntary_switch_count() }
+    }
+
+    fn is_blocked(&self) -> bool {
+        monotonic_ns() - self.began_ns > BLOCKED_MIN.0 && voluntary_switch_count() != self.switch_count
+    }
 }
 
 pub(crate) fn copy(pieces: &[Piece], last: bool) -> Result<(), Fault> {

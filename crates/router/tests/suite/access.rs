@@ -11,7 +11,7 @@ use freeflow_orchestrator::objects::{
 use freeflow_protocol::admin::{AdminReply, AdminRequest};
 use freeflow_protocol::cm::{CmEventKind, CmRequest};
 use freeflow_protocol::library::{Handle, Reply, Request};
-use freeflow_router::Router;
+use freeflow_router::{Router, RuleCounts};
 use freeflow_shm::SendDescriptor;
 use freeflow_verbs::{
     AsyncEventKind, Completion, CompletionStatus, Gid, QpAttributeMask, QpAttributes, QpState, QpType, SendOpcode,
@@ -230,7 +230,7 @@ fn on_one_host_rules_hold_as_soon_as_they_are_said() {
     ends.is_cut();
     cm.a_channel.expect(CmEventKind::Disconnected);
     cm.b_channel.expect(CmEventKind::Disconnected);
-    assert_eq!(router(&host).access_counts(Some("no-x-y")), (0, 2), "both ends");
+    assert_eq!(router(&host).access_counts(Some("no-x-y")), RuleCounts { refusals: 0, disconnections: 2 }, "both ends");
     ends.may_connect(false);
     datagrams.vanish();
     let id = cm_a.cm_id(&cm.a_channel, 9);
@@ -248,7 +248,8 @@ fn on_one_host_rules_hold_as_soon_as_they_are_said() {
     cm_a.cm_done(CmRequest::Connect { id, parameters: parameters(b"") });
     next(CmEventKind::Unreachable);
     // Two at RTR, a datagram, a member of a group, a request.
-    until("everything is counted", || (router(&host).access_counts(Some("no-x-y")) == (5, 2)).then_some(()));
+    let all = RuleCounts { refusals: 5, disconnections: 2 };
+    until("everything is counted", || (router(&host).access_counts(Some("no-x-y")) == all).then_some(()));
     others.works();
 
     // Labels are another way: one that is not `y` any more may.
@@ -291,13 +292,13 @@ fn between_hosts_one_that_refuses_is_enough() {
         let no = router(&hosts.hosts[says_no]);
         no.set_access(deny_x_y());
         ends.is_cut();
-        assert_eq!(no.access_counts(Some("no-x-y")).1, 1, "this host's end");
-        let before = no.access_counts(Some("no-x-y")).0;
+        assert_eq!(no.access_counts(Some("no-x-y")).disconnections, 1, "this host's end");
+        let before = no.access_counts(Some("no-x-y")).refusals;
         datagrams.vanish();
         // Of who sends it is the one to the receiver, of who receives it both; more may be on their
         // way to the group from before.
         let least = if says_no == 0 { 1 } else { 2 };
-        until("datagrams are counted", || (no.access_counts(Some("no-x-y")).0 >= before + least).then_some(()));
+        until("datagrams are counted", || (no.access_counts(Some("no-x-y")).refusals >= before + least).then_some(()));
         no.set_access(table(&[]));
     }
 }

@@ -113,7 +113,7 @@ fn handles_of_another_session_are_not_found() {
         Request::AllocNullMr { pd: 77 },
         Request::AllocMw { pd: 77, kind: WindowKind::Type1 },
         Request::DeallocMw { mw: 1 },
-        Request::OpenXrcd { context: 77, file: None, create: true, exclusive: false },
+        Request::OpenXrcd { context: 77, file: None, flags: freeflow_verbs::XrcdOpenFlags::CREATE },
         Request::CloseXrcd { xrcd: 1 },
         Request::OpenQp { xrcd: 1, qpn: qp.qpn, cookie: 9 },
         Request::ModerateCq { cq: cq.handle, count: 1, period_us: 1 },

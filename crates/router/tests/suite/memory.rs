@@ -147,7 +147,7 @@ fn limits_of_windows_domains_and_groups_hold() {
         assert!(matches!(client.ask(&alloc), Reply::Mw { .. }));
     }
     assert_eq!(client.refused(&alloc), VerbsError::NoMemory);
-    let open = Request::OpenXrcd { context: client.context, file: None, create: true, exclusive: false };
+    let open = Request::OpenXrcd { context: client.context, file: None, flags: freeflow_verbs::XrcdOpenFlags::CREATE };
     assert!(matches!(client.ask(&open), Reply::Xrcd { .. }));
     assert_eq!(client.refused(&open), VerbsError::NoMemory);
     let device = &client.welcome.device;

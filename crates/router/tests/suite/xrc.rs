@@ -5,14 +5,18 @@ use freeflow_shm::layout::QueueShape;
 use freeflow_shm::{RequestProducer, Segment, SendDescriptor};
 use freeflow_verbs::{
     Access, CompletionStatus, FileIdentity, QpAttributeMask, QpAttributes, QpCapabilities, QpState, QpType, SendOpcode,
-    Sge, SrqAttributes, VerbsError,
+    Sge, SrqAttributes, VerbsError, XrcdOpenFlags,
 };
 use std::os::fd::AsFd;
 
 const FILE: FileIdentity = FileIdentity { device: 1, inode: 2 };
 
 fn open_xrcd(client: &Client, create: bool) -> Handle {
-    let request = Request::OpenXrcd { context: client.context, file: Some(FILE), create, exclusive: false };
+    let request = Request::OpenXrcd {
+        context: client.context,
+        file: Some(FILE),
+        flags: XrcdOpenFlags { create, exclusive: false },
+    };
     let reply = client.ask(&request);
     let Reply::Xrcd { xrcd } = reply else { panic!("{reply:?}") };
     xrcd
@@ -233,7 +237,7 @@ fn a_process_that_ends_leaves_the_others_their_target() {
     until("one QP", || (net.host.status().qp_count == 1).then_some(()));
     net.send(&[from.sge(0, 64)]);
     assert_eq!(net.sender_cq.wait().status, CompletionStatus::RetryExceeded);
-    let request = Request::OpenXrcd { context: net.second.context, file: Some(FILE), create: false, exclusive: false };
+    let request = Request::OpenXrcd { context: net.second.context, file: Some(FILE), flags: XrcdOpenFlags::EXISTING };
     assert_eq!(net.second.refused(&request), VerbsError::NotFound);
 }
 
@@ -241,20 +245,15 @@ fn a_process_that_ends_leaves_the_others_their_target() {
 fn domains_and_targets_of_others_are_out_of_reach() {
     let net = Net::new();
     let mut stranger = net.host.client("c");
-    let open = |client: &Client, file, create, exclusive| Request::OpenXrcd {
-        context: client.context,
-        file,
-        create,
-        exclusive,
-    };
+    let open = |client: &Client, file, flags| Request::OpenXrcd { context: client.context, file, flags };
     // The same file name in another vNIC is another domain.
-    assert_eq!(stranger.refused(&open(&stranger, Some(FILE), false, false)), VerbsError::NotFound);
-    assert_eq!(net.first.refused(&open(&net.first, Some(FILE), true, true)), VerbsError::Exists);
+    assert_eq!(stranger.refused(&open(&stranger, Some(FILE), XrcdOpenFlags::EXISTING)), VerbsError::NotFound);
+    assert_eq!(net.first.refused(&open(&net.first, Some(FILE), XrcdOpenFlags::CREATE_NEW)), VerbsError::Exists);
     let foreign = open_xrcd(&stranger, true);
     let (qpn, cookie) = (net.made.qpn, stranger.next_cookie());
     let refused = |client: &Client, xrcd, qpn| client.refused(&Request::OpenQp { xrcd, qpn, cookie: cookie + 50 });
     assert_eq!(refused(&stranger, foreign, qpn), VerbsError::InvalidArgument);
-    let Reply::Xrcd { xrcd: nameless } = net.second.ask(&open(&net.second, None, true, false)) else {
+    let Reply::Xrcd { xrcd: nameless } = net.second.ask(&open(&net.second, None, XrcdOpenFlags::CREATE)) else {
         panic!("no domain")
     };
     assert_eq!(refused(&net.second, nameless, qpn), VerbsError::InvalidArgument);

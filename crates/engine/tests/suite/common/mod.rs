@@ -476,7 +476,7 @@ impl Net {
         *self
             .xrcds
             .entry(end.session)
-            .or_insert_with(|| engine.open_xrcd(end.session, end.context, file, true, false).unwrap())
+            .or_insert_with(|| engine.open_xrcd(end.session, end.context, file, XrcdOpenFlags::CREATE).unwrap())
     }
 
     /// An SRQ for XRC in the end's domain, PD and CQ, and its number. Its cookie is 88.

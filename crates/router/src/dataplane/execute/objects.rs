@@ -165,8 +165,8 @@ impl Worker {
 
 impl Execute<OpenXrcd> for Worker {
     fn execute(&mut self, _: Instant, command: OpenXrcd) -> Execution<OpenXrcd> {
-        let OpenXrcd { session, context, file, create, exclusive } = command;
-        Execution::done(self.engine.open_xrcd(session, context, file, create, exclusive))
+        let OpenXrcd { session, context, file, flags } = command;
+        Execution::done(self.engine.open_xrcd(session, context, file, flags))
     }
 }
 
