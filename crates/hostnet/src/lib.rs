@@ -10,6 +10,18 @@
 //!
 //! Everything acts on the calling thread's network namespace. Nothing here keeps a thread, or state
 //! beyond the kernel's and the run directory's.
+//!
+//! ```
+//! use freeflow_hostnet::run_dir::RunDir;
+//! use std::path::Path;
+//!
+//! // All names on the host follow from the run directory, so that two routers never meet.
+//! let one = RunDir::new(Path::new("/run/freeflow")).unwrap();
+//! let other = RunDir::new(Path::new("/run/other")).unwrap();
+//! assert_ne!(one.short_hash(), other.short_hash());
+//! // A path too long for its sockets is refused before anything is made.
+//! assert!(RunDir::new(Path::new(&format!("/run/{}", "x".repeat(100)))).is_err());
+//! ```
 #![forbid(unsafe_code)]
 
 pub mod addresses;

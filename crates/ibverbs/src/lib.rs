@@ -13,6 +13,22 @@
 //! say. Pointers are valid for their type, or null where that is allowed; objects exist, are of
 //! this library, and are used no more once an entry point destroys them; buffers are as long as
 //! their length says.
+//!
+//! The entry points have no Rust paths: a program declares them, as `infiniband/verbs.h` does.
+//!
+//! ```
+//! use freeflow_ibverbs as _;
+//! use std::ffi::{CStr, c_char, c_int};
+//!
+//! unsafe extern "C" {
+//!     safe fn ibv_wc_status_str(status: c_int) -> *const c_char;
+//!     safe fn ibv_rate_to_mbps(rate: c_int) -> c_int;
+//! }
+//! // SAFETY: the answer is a C string that is never freed.
+//! let text = unsafe { CStr::from_ptr(ibv_wc_status_str(5)) };
+//! assert_eq!(text.to_str(), Ok("Work Request Flushed Error"));
+//! assert_eq!(ibv_rate_to_mbps(3), 10_000, "IBV_RATE_10_GBPS");
+//! ```
 
 mod advise;
 mod ah;

@@ -3,6 +3,17 @@
 //! Checked here: a document is an object with a known kind and a name. The router checks the fields.
 //! The cost of a text is bounded: its nodes, its depth, the nodes that aliases repeat.
 //! YAML 1.2: `no` is a word, not false.
+//!
+//! ```
+//! let text = "kind: Network\nmetadata:\n  name: red\nspec:\n  cidrs: [10.1.0.0/16]\n";
+//! let items = freeflow_manifest::parse("red.yaml", text).unwrap();
+//! assert_eq!(items[0].name, "red");
+//! // A refusal of the router names the line of the field.
+//! assert_eq!(items[0].explain("spec.cidrs[0]", "overlaps"), "red.yaml (line 5): spec.cidrs[0]: overlaps");
+//!
+//! let refused = freeflow_manifest::parse("red.yaml", "kind: Netwrok").unwrap_err();
+//! assert!(refused.to_string().starts_with("red.yaml"));
+//! ```
 #![forbid(unsafe_code)]
 
 use freeflow_orchestrator::objects::ObjectKind;

@@ -18,6 +18,25 @@
 //! say. Pointers are valid for their type, or null where that is allowed; objects exist, are of
 //! this library, and are used no more once an entry point destroys them; buffers are as long as
 //! their length says.
+//!
+//! The entry points have no Rust paths: a program declares them, as `rdma/rdma_cma.h` and
+//! `rdma/rsocket.h` do.
+//!
+//! ```
+//! use freeflow_ibverbs as _;
+//! use freeflow_rdmacm as _;
+//! use std::ffi::{CStr, c_char, c_int, c_uint};
+//!
+//! unsafe extern "C" {
+//!     safe fn rdma_event_str(event: c_uint) -> *const c_char;
+//!     safe fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int;
+//! }
+//! // SAFETY: the answer is a C string that is never freed.
+//! let text = unsafe { CStr::from_ptr(rdma_event_str(9)) };
+//! assert_eq!(text.to_str(), Ok("RDMA_CM_EVENT_ESTABLISHED"));
+//! // rsocket(3) has AF_INET and AF_INET6 alone.
+//! assert_eq!(rsocket(libc::AF_UNIX, libc::SOCK_STREAM, 0), -1);
+//! ```
 
 // Part of the library, though nothing here calls it: its functions are exported.
 extern crate freeflow_rsocket as _;

@@ -36,6 +36,16 @@
 //! Invariant: no page of a region goes into an exclusive arena that was made for another
 //! registration. Memory that a peer may still have mapped is never used again: an exclusive arena
 //! that is empty is destroyed.
+//!
+//! ```
+//! use freeflow_verbs::VerbsError;
+//!
+//! // Before a region is registered: all of it must be mapped, writable where the access asks for it.
+//! static CONSTANT: [u8; 4096] = [1; 4096];
+//! let start = CONSTANT.as_ptr() as u64;
+//! assert!(freeflow_remap::check_mapped(start, 4096, false).is_ok());
+//! assert_eq!(freeflow_remap::check_mapped(start, 4096, true).err(), Some(VerbsError::BadAddress));
+//! ```
 mod commands;
 mod fork;
 mod lock;

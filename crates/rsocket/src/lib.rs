@@ -15,6 +15,8 @@
 //! say. Pointers are valid for their type, or null where that is allowed; objects exist, are of
 //! this library, and are used no more once an entry point destroys them; buffers are as long as
 //! their length says.
+//!
+//! An example is in `freeflow-rdmacm`, the library that the calls are linked into.
 mod address;
 mod cm;
 mod config;
