@@ -283,12 +283,12 @@ impl CompletionQueue {
     }
 
     pub(crate) fn attach(&self, rings: &Arc<Rings>, role: Role) {
-        lock(&self.inner).attached.add(rings.cookie, Attachment::Qp(rings.clone(), role));
+        lock(&self.inner).attached.add(rings.cookie, CompletionSource::Qp(rings.clone(), role));
     }
 
     /// The completions of an XRC SRQ come here, whatever QP they arrived by.
     pub(crate) fn attach_srq(&self, cookie: u32, completed: &Arc<CompletedCount>) {
-        lock(&self.inner).attached.add(cookie, Attachment::Srq(completed.clone()));
+        lock(&self.inner).attached.add(cookie, CompletionSource::Srq(completed.clone()));
     }
 
     pub(crate) fn detach(&self, cookie: u32) {
@@ -413,7 +413,7 @@ impl Inner {
     /// elsewhere.
     #[inline]
     fn is_next(&self, completion: &Completion) -> bool {
-        let Some(Attachment::Qp(rings, _)) = self.attached.get(completion.qp_cookie) else { return true };
+        let Some(CompletionSource::Qp(rings, _)) = self.attached.get(completion.qp_cookie) else { return true };
         if completion.flags.contains(CompletionFlags::SEND_QUEUE) {
             return !rings.has_own();
         }
@@ -424,7 +424,7 @@ impl Inner {
     #[cold]
     fn put_by(&mut self, session: &Session, completion: &Completion) {
         let (mut completion, early) = (*completion, &mut self.early);
-        if let Some(Attachment::Qp(rings, _)) = self.attached.get(completion.qp_cookie)
+        if let Some(CompletionSource::Qp(rings, _)) = self.attached.get(completion.qp_cookie)
             && rings.is_of(&completion)
         {
             if completion.flags.contains(CompletionFlags::SEND_QUEUE) {
@@ -631,14 +631,14 @@ pub(crate) struct Role {
     pub receives: bool,
 }
 
-/// Whose completions come to a CQ.
-enum Attachment {
+/// A queue with completions that come to a CQ.
+enum CompletionSource {
     Qp(Arc<Rings>, Role),
     /// An XRC SRQ: the QP may be another process'.
     Srq(Arc<CompletedCount>),
 }
 
-type Block = [Option<Attachment>; BLOCK];
+type Block = [Option<CompletionSource>; BLOCK];
 
 /// The QPs and XRC SRQs whose completions come to a CQ, by cookie: a two-level table.
 #[derive(Default)]
@@ -647,13 +647,13 @@ struct Attached {
 }
 
 impl Attached {
-    fn add(&mut self, cookie: u32, attachment: Attachment) {
+    fn add(&mut self, cookie: u32, source: CompletionSource) {
         let cookie = cookie as usize;
         if self.blocks.len() <= cookie / BLOCK {
             self.blocks.resize_with(cookie / BLOCK + 1, || None);
         }
         let block = self.blocks[cookie / BLOCK].get_or_insert_with(|| Box::new([const { None }; BLOCK]));
-        block[cookie % BLOCK] = Some(attachment);
+        block[cookie % BLOCK] = Some(source);
     }
 
     fn remove(&mut self, cookie: u32) {
@@ -666,7 +666,7 @@ impl Attached {
     }
 
     #[inline]
-    fn get(&self, cookie: u32) -> Option<&Attachment> {
+    fn get(&self, cookie: u32) -> Option<&CompletionSource> {
         let cookie = cookie as usize;
         let block = self.blocks.get(cookie / BLOCK)?.as_ref()?;
         block[cookie % BLOCK].as_ref()
@@ -677,8 +677,8 @@ impl Attached {
     #[inline]
     fn give_back(&self, completion: &Completion, take: &mut impl FnMut(&Completion)) -> usize {
         match self.get(completion.qp_cookie) {
-            Some(Attachment::Qp(rings, _)) if rings.qpn == completion.qpn => rings.give_back(completion),
-            Some(Attachment::Srq(completed)) => completed.add_one(),
+            Some(CompletionSource::Qp(rings, _)) if rings.qpn == completion.qpn => rings.give_back(completion),
+            Some(CompletionSource::Srq(completed)) => completed.add_one(),
             _ => return 0,
         }
         take(completion);
@@ -689,7 +689,7 @@ impl Attached {
     #[inline]
     fn give_back_own(&self, completion: &Completion, take: &mut impl FnMut(&Completion)) -> usize {
         match self.get(completion.qp_cookie) {
-            Some(Attachment::Qp(rings, _)) if rings.qpn == completion.qpn => rings.give_back_own(completion),
+            Some(CompletionSource::Qp(rings, _)) if rings.qpn == completion.qpn => rings.give_back_own(completion),
             _ => return 0,
         }
         take(completion);
@@ -700,14 +700,14 @@ impl Attached {
     #[inline]
     fn has_turn(&self, own: &LocalCompletion) -> bool {
         match self.get(own.completion.qp_cookie) {
-            Some(Attachment::Qp(rings, _)) => rings.has_turn(own.after),
+            Some(CompletionSource::Qp(rings, _)) => rings.has_turn(own.after),
             _ => true,
         }
     }
 
     fn each_receiver(&self, mut each: impl FnMut(&Rings)) {
         for attachment in self.blocks.iter().flatten().flat_map(|block| block.iter().flatten()) {
-            if let Attachment::Qp(rings, role) = attachment
+            if let CompletionSource::Qp(rings, role) = attachment
                 && role.receives
                 && rings.has_incoming()
             {
@@ -718,14 +718,14 @@ impl Attached {
 
     /// Whether the RECVs of this QP complete here.
     fn receives_of(&self, rings: &Rings) -> bool {
-        matches!(self.get(rings.cookie), Some(Attachment::Qp(own, role)) if role.receives && own.qpn == rings.qpn)
+        matches!(self.get(rings.cookie), Some(CompletionSource::Qp(own, role)) if role.receives && own.qpn == rings.qpn)
     }
 
     /// The router is gone: completes what is outstanding, in the order of posting in each queue.
     fn flush(&self, limit: usize, take: &mut impl FnMut(&Completion)) -> usize {
         let mut count = 0;
         for attachment in self.blocks.iter().flatten().flat_map(|block| block.iter().flatten()) {
-            let Attachment::Qp(rings, role) = attachment else { continue };
+            let CompletionSource::Qp(rings, role) = attachment else { continue };
             let mut completion = Completion {
                 status: CompletionStatus::WorkRequestFlushed,
                 qpn: rings.qpn,

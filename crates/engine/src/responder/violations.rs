@@ -7,12 +7,12 @@ use crate::responder::Responder;
 use crate::{Environment, Path, PeerAnswer, QpId, Violation, ViolationKind};
 use freeflow_verbs::{GlobalRoute, NetworkId, QpType, Qpn};
 
-/// Whose a QPN is.
-enum Whose {
+/// The owner of a QPN.
+enum QpnOwner {
     /// One of the same network or of the one that it may go to, or the owner has not answered yet.
     Own,
     Other(NetworkId),
-    Nobodys,
+    Nobody,
 }
 
 impl Responder {
@@ -35,24 +35,24 @@ impl Responder {
             QpType::Ud => ViolationKind::Datagram,
             _ => ViolationKind::Message,
         };
-        let owner = match self.whose(env, id, &route, number) {
-            Whose::Other(network) => Some(network),
+        let owner = match self.qpn_owner(env, id, &route, number) {
+            QpnOwner::Other(network) => Some(network),
             // A peer that was reached and is gone has ended.
-            Whose::Nobodys if !qp.service.is_reliable() || qp.traffic.messages_sent == 0 => None,
-            Whose::Nobodys | Whose::Own => return false,
+            QpnOwner::Nobody if !qp.service.is_reliable() || qp.traffic.messages_sent == 0 => None,
+            QpnOwner::Nobody | QpnOwner::Own => return false,
         };
         let from = qp.addresses.by(route.sgid_index);
         env.report_violation(&Violation { kind, network: qp.network, from, to, number, owner });
         true
     }
 
-    fn whose<E: Environment>(&self, env: &mut E, id: QpId, route: &GlobalRoute, number: u32) -> Whose {
+    fn qpn_owner<E: Environment>(&self, env: &mut E, id: QpId, route: &GlobalRoute, number: u32) -> QpnOwner {
         let qp = self.qp(id);
         // (That of a datagram may have been refused: then it has no permit.)
         let at = network_behind(env, qp.network, route);
         let reached = if qp.service == QpType::Ud { at } else { qp.reached };
         let is_own = |network: NetworkId| network == qp.network || network == reached;
-        let of = |network: NetworkId| if is_own(network) { Whose::Own } else { Whose::Other(network) };
+        let of = |network: NetworkId| if is_own(network) { QpnOwner::Own } else { QpnOwner::Other(network) };
         // Each host numbers its QPs by itself: the same number here may be anybody's.
         let is_group = qp.service == QpType::Ud && route.dgid.is_multicast();
         let host = match &qp.wire {
@@ -65,12 +65,12 @@ impl Responder {
         };
         let Some(host) = host else {
             let here = self.qpns.get(number).and_then(|index| self.completer.qps.at(index));
-            return here.map_or(Whose::Nobodys, |(_, peer)| of(peer.network));
+            return here.map_or(QpnOwner::Nobody, |(_, peer)| of(peer.network));
         };
         match env.peer(host, Qpn(number)) {
             PeerAnswer::Known(info) => of(info.network),
-            PeerAnswer::Asked | PeerAnswer::External(_) => Whose::Own,
-            PeerAnswer::Absent => Whose::Nobodys,
+            PeerAnswer::Asked | PeerAnswer::External(_) => QpnOwner::Own,
+            PeerAnswer::Absent => QpnOwner::Nobody,
         }
     }
 
