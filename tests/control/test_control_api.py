@@ -191,7 +191,7 @@ def all_or_nothing(host, api):
     api.want(200, "POST", "/apply", {"items": items})
     for cidr in ("0.0.0.0/8", "127.0.0.0/8", "224.0.0.0/8", "240.0.0.0/8"):
         api.want(422, "PUT", "/networks/no", {"spec": {"tenant": "no", "cidrs": [cidr]}})
-    # Whatever the router does with them is done when the next answer of this vNIC's kind comes.
+    # The router is done with them when the next answer of this vNIC's kind comes.
     for name in edges:
         need(api.want(200, "GET", f"/vnics/at-{name}")["status"], "no status")
         need((host.run_dir / "vnics" / f"at-{name}" / "router.sock").is_socket(), "no socket")

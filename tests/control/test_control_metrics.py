@@ -324,7 +324,7 @@ def by_tcp():
         with contextlib.ExitStack() as stack:
             for _ in range(64):
                 stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-            # Whoever says nothing is cut off; meanwhile the API goes on.
+            # A client that says nothing is cut off; meanwhile the API goes on.
             Api(host).want(200, "GET", "/metrics", base="")
         need(ask("GET", "/livez")[0] == 200, "it does not come back")
         host.freeflow("up")

@@ -74,7 +74,7 @@ def own_cgroup(host):
     need(pid in processes and not others, f"{path} has {processes}, the router is {pid}")
     used = int((path / "memory.current").read_text())
     need(used, f"nothing is charged to {path}")
-    # Whatever else it may miss in the guest: it says so on the other output.
+    # It may miss other things in the guest: it says so on the other output.
     doctor = subprocess.run(host.command("doctor", "-o", "json"), capture_output=True, timeout=DOCTOR_SECONDS)
     rights = next(row for row in json.loads(doctor.stdout) if row["name"] == "rights")
     need(rights["verdict"] == "ok", f"doctor: {rights}")

@@ -1,4 +1,5 @@
-// Regions beyond plain ones: changed in place, paged on demand, device memory, windows, null, imported from other processes.
+// Regions beyond plain ones: changed in place, paged on demand, device memory, windows, null, imported from other
+// processes.
 #define _GNU_SOURCE
 #include "apps.h"
 
@@ -128,7 +129,8 @@ static bool reregister_refuses(void) {
     return pair_close(&p);
 }
 
-// Writes are under way while the region moves: each either arrives whole or fails, and what it covered before stays still.
+// Writes are under way while the region moves: each either arrives whole or fails, and what it covered before stays
+// still.
 static bool reregister_under_traffic(void) {
     enum { BYTES = 1 << 20, WRITES = 16, ROUNDS = 10 };
     struct pair p;
@@ -161,8 +163,8 @@ static bool reregister_under_traffic(void) {
     return pair_close(&p);
 }
 
-// The same while the region gets the rights that it has: nobody notices, wherever its bytes are. By the direct path the first change
-// takes granted memory back, so that later ones meet requests which the slow path carries.
+// The same while the region gets the rights that it has: nobody notices, wherever its bytes are. By the direct path the
+// first change takes granted memory back, so that later ones meet requests which the slow path carries.
 static bool reregistered_alike(struct pair *p, struct ibv_mr *mr, int access, uint64_t seed) {
     enum { BYTES = 1 << 20, WRITES = 12 };
     uint8_t *memory = mr->addr;
@@ -643,7 +645,7 @@ static bool child_imports_its_parent(void) {
     return exporter_close(&x);
 }
 
-// Whoever imported a PD keeps it: the owner may go first.
+// An importer keeps a PD: the owner may go first.
 static bool an_imported_pd_outlives_its_owner(void) {
     struct exporter x;
     struct endpoint a, b;

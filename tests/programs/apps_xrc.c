@@ -90,7 +90,8 @@ static bool node_close(struct node *n) {
     return true;
 }
 
-// An initiator has no responder's attributes, a target no requester's. Programs may leave them out, or say all that RC has.
+// An initiator has no responder's attributes, a target no requester's. Programs may leave them out, or say all that RC
+// has.
 static bool to_rts(struct ibv_qp *qp, uint32_t peer, union ibv_gid gid) {
     static bool all;
     all = !all;

@@ -2,8 +2,8 @@
 //
 //   bad_memory KIND server PORT | KIND client HOST PORT
 //
-// The server owns the memory. KIND: uffd (a page under the owner's own userfaultfd, which nobody serves), uffd-user (the
-// same for faults from user space only), truncated (a mapped file, cut short), unmapped, unreadable.
+// The server owns the memory. KIND: uffd (a page under the owner's own userfaultfd, which nobody serves), uffd-user
+// (the same for faults from user space only), truncated (a mapped file, cut short), unmapped, unreadable.
 #define _GNU_SOURCE
 #include "harness.h"
 

@@ -26,7 +26,8 @@ enum request {
 };
 enum { FAILED = 1 };
 
-// Postcard: numbers are LEB128, an enum is its variant's number, then its fields. A byte or a bool is a number below 128.
+// Postcard: numbers are LEB128, an enum is its variant's number, then its fields. A byte or a bool is a number below
+// 128.
 struct message {
     uint8_t bytes[512];
     size_t length;

@@ -1,5 +1,5 @@
-// A library of its own: speaks with the router as the drop-in does, without it. For tests of what a process can do that keeps
-// to the messages and to nothing else.
+// A library of its own: speaks with the router as the drop-in does, without it. For tests of what a process can do that
+// keeps to the messages and to nothing else.
 //
 // One connection, one PD, one CQ, one RC QP. Each call returns false, or what the router said, when it is refused.
 #ifndef FREEFLOW_TEST_BY_HAND_H

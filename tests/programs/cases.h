@@ -13,8 +13,8 @@ struct test_case {
 extern const struct test_case data_cases[], error_cases[], event_cases[], limit_cases[];
 extern const struct test_case mixed_cases[], lane_cases[], stop_cases[], idle_cases[], held_cases[];
 
-// `list`; or `loopback`, `server PORT` or `client HOST PORT`, and then words: each case whose name has one of them runs, or all do.
-// `tables` ends with NULL. The program's exit code.
+// `list`; or `loopback`, `server PORT` or `client HOST PORT`, and then words: each case whose name has one of them
+// runs, or all do. `tables` ends with NULL. The program's exit code.
 int run_cases(const char *program, int argc, char **argv, const struct test_case *const *tables);
 
 // The same on both sides, from `direct`'s command line.

@@ -80,7 +80,8 @@ static void send_ud(struct side *s, struct endpoint *e) { send_receive(s, e, IBV
 static void send_rc_srq(struct side *s, struct endpoint *e) { send_receive(s, e, IBV_QPT_RC, true); }
 static void send_ud_srq(struct side *s, struct endpoint *e) { send_receive(s, e, IBV_QPT_UD, true); }
 
-// WRITE, WRITE with immediate and READ of so many bytes; side B is passive but for the receive that the immediate takes.
+// WRITE, WRITE with immediate and READ of so many bytes; side B is passive but for the receive that the immediate
+// takes.
 static void one_sided(struct side *s, struct endpoint *e, struct options options, uint32_t bytes) {
     struct ibv_wc wc;
     options.bytes = options.bytes ? options.bytes : 2 * (size_t)bytes;

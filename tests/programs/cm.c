@@ -1,4 +1,5 @@
-// Connections by rdma_cm in large numbers and with ends that die. tests/cm/test_cm_faults.py says which programs go together.
+// Connections by rdma_cm in large numbers and with ends that die. tests/cm/test_cm_faults.py says which programs go
+// together.
 //
 //   cm serve PORT                       accepts whatever comes, until SIGTERM; then says what it saw
 //   cm hold PORT                        listens and never reads an event

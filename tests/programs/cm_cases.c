@@ -1,5 +1,5 @@
-// Single promises of rdma_cm, each by a program of its own: addresses that come late or never, ports that want a privilege,
-// events that pile up, a connection that fails at the last step. The last line says what was seen.
+// Single promises of rdma_cm, each by a program of its own: addresses that come late or never, ports that want a
+// privilege, events that pile up, a connection that fails at the last step. The last line says what was seen.
 #define _GNU_SOURCE
 #include "cm.h"
 
@@ -92,7 +92,8 @@ static int leave(const char *host, int count) {
     _exit(0);
 }
 
-// More events than the channel's socket holds: all come, one a read and in order, and the descriptor is readable for each.
+// More events than the channel's socket holds: all come, one a read and in order, and the descriptor is readable for
+// each.
 static int owed(const char *host, int count) {
     struct rdma_event_channel *channel = new_channel();
     for (int i = 0; i < count; i++) resolving(channel, host, RESOLVE_MS, (void *)(intptr_t)i);

@@ -4,7 +4,8 @@
 //   direct_hostile attacker CASE IP PORT COLLUDER    speaks with the router by hand, and keeps all that it ever got
 //   direct_hostile colluder PATH                     in a third container: gets the descriptor from the attacker
 //   direct_hostile stranger IP QPN RKEY ADDRESS      asks for memory of an owner who is connected with somebody else
-//   direct_hostile silent PORT MS                    an owner that does not carry out commands, for which it has so long
+//   direct_hostile silent PORT MS                    an owner that does not carry out commands, for which it has so
+//                                                    long
 //   direct_hostile churn PORT SECONDS                an owner with an attacker and an honest peer, by two connections
 //   direct_hostile honest IP PORT                    the honest peer of `churn`: WRITEs that are read back
 //
@@ -67,7 +68,8 @@ static uint8_t *fresh_pages(void) {
     return memory;
 }
 
-// How many of its bytes others can be given, by the process' own map: in one file, by its inode, or (0) in any. `last`: such a file.
+// How many of its bytes others can be given, by the process' own map: in one file, by its inode, or (0) in any. `last`:
+// such a file.
 static size_t shared_bytes_of(const uint8_t *memory, unsigned long file, unsigned long *last) {
     uint64_t from = (uintptr_t)memory, to = from + BYTES, start, end;
     FILE *maps = fopen("/proc/self/maps", "re");

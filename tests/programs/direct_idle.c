@@ -83,7 +83,8 @@ static void hold(struct side *s, struct endpoint *e, struct endpoint *held) {
     need(s, endpoint_to_rtr(held) && endpoint_to_rts(held));
 }
 
-// Connections that nothing was ever sent by. The test looks at what they take when it says `held`; SIGUSR1 lets it go on.
+// Connections that nothing was ever sent by. The test looks at what they take when it says `held`; SIGUSR1 lets it go
+// on.
 static void held_connections(struct side *s, struct endpoint *e) {
     static struct endpoint held[HELD];
     sigset_t go_on;

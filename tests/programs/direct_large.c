@@ -1,4 +1,5 @@
-// A large region, to which many processes WRITE a little everywhere and much at one place, and leave one after the other.
+// A large region, to which many processes WRITE a little everywhere and much at one place, and leave one after the
+// other.
 //
 //   direct_large server PORT CLIENTS | client HOST PORT CLIENTS
 //

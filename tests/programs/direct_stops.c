@@ -1,6 +1,6 @@
-// A writer that is stopped (SIGSTOP) at any point of a WRITE: what it was granted is taken back without it, nothing of the
-// memory changes when it goes on, and what had completed before is there. And a receiver whose queue pair ends by an error of
-// its own: what was acknowledged before is received.
+// A writer that is stopped (SIGSTOP) at any point of a WRITE: what it was granted is taken back without it, nothing of
+// the memory changes when it goes on, and what had completed before is there. And a receiver whose queue pair ends by
+// an error of its own: what was acknowledged before is received.
 #include "cases.h"
 
 #include <signal.h>
@@ -135,7 +135,8 @@ static bool sends(struct side *s, struct endpoint *e, uint64_t number) {
     return done;
 }
 
-// Each acknowledged message is one that the receiver gets, though its queue pair fails before it has polled any of them.
+// Each acknowledged message is one that the receiver gets, though its queue pair fails before it has polled any of
+// them.
 static void acknowledged_is_received(struct side *s, struct endpoint *e) {
     need(s, endpoint_open(e, &(struct options){0}) && endpoint_connect(s, e));
     uint64_t number = 0;

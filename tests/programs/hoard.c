@@ -1,8 +1,8 @@
 // A container that takes all that its vNIC's limits give it, and keeps it.
 //
-//   hoard MOST WRITERS   has the router write to a CQ of 128 MiB whose completions nobody polls, 2 MiB by each of WRITERS
-//                        queue pairs (64 fill it), makes further CQs of that size, and then QPs, SRQs, CQs, PDs, AHs,
-//                        memory windows and regions: of each until it is refused with ENOMEM, MOST at most.
+//   hoard MOST WRITERS   has the router write to a CQ of 128 MiB whose completions nobody polls, 2 MiB by each of
+//                        WRITERS queue pairs (64 fill it), makes further CQs of that size, and then QPs, SRQs, CQs,
+//                        PDs, AHs, memory windows and regions: of each until it is refused with ENOMEM, MOST at most.
 //
 // It prints `made COUNT NAME` for each kind, `done`, and then stays until it is killed.
 #include "connect.h"

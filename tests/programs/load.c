@@ -4,8 +4,8 @@
 //   load -a                              only waits for an asynchronous event
 //
 // -e sleeps in the completion channel; -i posts nothing but receives; -f expects the device to die under it, and prints
-// when it learned of that (CLOCK_MONOTONIC, ns); -x exits without closing anything. SIGTERM to either end stops both in order. Exit 0: all was right.
-// Once connected it prints `ready QPN RKEY ADDRESS`.
+// when it learned of that (CLOCK_MONOTONIC, ns); -x exits without closing anything. SIGTERM to either end stops both in
+// order. Exit 0: all was right. Once connected it prints `ready QPN RKEY ADDRESS`.
 #include "traffic.h"
 
 #include <errno.h>

@@ -1,7 +1,8 @@
-// Memory that a container shares with the router and takes away again: two queue pairs of one process, connected to each other.
+// Memory that a container shares with the router and takes away again: two queue pairs of one process, connected to
+// each other.
 //
-//   memory fill MIB GATE   punches all of it out, waits for a file to be there, WRITEs to every byte, compares; READs, atomics
-//                          and SENDs of further holes.
+//   memory fill MIB GATE   punches all of it out, waits for a file to be there, WRITEs to every byte, compares; READs,
+//                          atomics and SENDs of further holes.
 //   memory move MIB GATE   the same, of ordinary memory with all of its pages, registered once the file is there.
 //   memory punch ROUNDS    a thread WRITEs all over 256 MiB while they are allocated and punched out, ROUNDS times.
 //   memory exchange GATE   WRITEs there and READs back, every byte compared, until the file is there; once at least.

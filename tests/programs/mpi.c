@@ -1,9 +1,11 @@
 // An MPI program that compares every byte it receives: messages of odd sizes, datatypes with gaps, collectives.
 // One-sided operations are in mpi_windows.c.
 //
-//   mpi ROUNDS SEED PART…      (a round of each in turn: two-sided, datatypes, collectives, bytes, aligned, values, swap)
+//   mpi ROUNDS SEED PART…      (a round of each in turn: two-sided, datatypes, collectives, bytes, aligned, values,
+//                              swap)
 //
-// Each rank ends with 0 and the last line of rank 0 is `right: N bytes`, or the job is aborted and the first wrong byte named.
+// Each rank ends with 0 and the last line of rank 0 is `right: N bytes`, or the job is aborted and the first wrong byte
+// named.
 #include "mpi.h"
 
 #include <malloc.h>

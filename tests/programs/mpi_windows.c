@@ -152,8 +152,8 @@ void one_sided_values(int round) {
     }
 }
 
-// One of all swaps a zero for its own number, and the others find that. (Open MPI 4.1.4 has none over shared memory: its
-// btl vader follows a null pointer.)
+// One of all swaps a zero for its own number, and the others find that. (Open MPI 4.1.4 has none over shared memory:
+// its btl vader follows a null pointer.)
 void one_sided_swap(int round) {
     (void)round;
     for (int kind = MALLOC; kind < KINDS; kind += WIN_ALLOCATE) {

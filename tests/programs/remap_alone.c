@@ -1,4 +1,5 @@
-// Cases of one thread: kinds of memory, the data path, overlaps, many regions, memory that goes before its region, fork.
+// Cases of one thread: kinds of memory, the data path, overlaps, many regions, memory that goes before its region,
+// fork.
 #define _GNU_SOURCE
 #include "remap.h"
 

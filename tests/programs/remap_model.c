@@ -1,10 +1,10 @@
-// A model test: memory that the program maps, moves, throws away, writes and registers at random, and every way to reach it,
-// against plain memory.
+// A model test: memory that the program maps, moves, throws away, writes and registers at random, and every way to
+// reach it, against plain memory.
 //
-// Each thread has its own pages, neighbours of other threads' pages, a queue pair that is connected to itself, and one to a
-// peer, which is a program of its own. What a thread does follows from the seed; what it must find follows from what it did.
-// REMAP_SEED, REMAP_STEPS (of all threads together), REMAP_THREADS. REMAP_TRACED: now and then a tracer comes, beside which no thread
-// can be frozen, and goes.
+// Each thread has its own pages, neighbours of other threads' pages, a queue pair that is connected to itself, and one
+// to a peer, which is a program of its own. What a thread does follows from the seed; what it must find follows from
+// what it did. REMAP_SEED, REMAP_STEPS (of all threads together), REMAP_THREADS. REMAP_TRACED: now and then a tracer
+// comes, beside which no thread can be frozen, and goes.
 #define _GNU_SOURCE
 #include "remap.h"
 
@@ -44,7 +44,8 @@ struct region {
     bool is_moved; // and some of that is at other addresses now
 };
 
-// To a peer, and back with `status`. `count` 0: a new connection, to the queue pair `address`; back with its own as `result`.
+// To a peer, and back with `status`. `count` 0: a new connection, to the queue pair `address`; back with its own as
+// `result`.
 struct order {
     uint64_t address, compare, swap, result;
     uint32_t rkey, length, at, count;
@@ -452,8 +453,9 @@ static void do_by_peer(struct actor *a) {
     around(a, "written by the peer", at, length);
 }
 
-// The peer goes on with the key of a region whose memory was unmapped. What it writes is lost, or comes to these addresses, as
-// they are mapped; nowhere else. (Pages that were moved it may still reach: as with a NIC that has them pinned.)
+// The peer goes on with the key of a region whose memory was unmapped. What it writes is lost, or comes to these
+// addresses, as they are mapped; nowhere else. (Pages that were moved it may still reach: as with a NIC that has them
+// pinned.)
 static void do_by_peer_stale(struct actor *a) {
     struct region *r = &a->regions[next_random(a, REGIONS)];
     size_t length = !r->mr ? 0 : r->length < 4 * PAGE ? r->length : 4 * PAGE;

@@ -1,7 +1,7 @@
 // Memory that was revoked from one peer is shared again for the others, while all of them use it, and nothing is lost.
 //
-// The server's region is written by its own threads and by two clients, which are programs of their own. One goes on; the
-// other connects, has the region granted, and goes, in order or by SIGKILL.
+// The server's region is written by its own threads and by two clients, which are programs of their own. One goes on;
+// the other connects, has the region granted, and goes, in order or by SIGKILL.
 #define _GNU_SOURCE
 #include "remap.h"
 
@@ -105,7 +105,8 @@ static void begin_client(void) {
     join();
 }
 
-// Goes on until the server's end of the socket is shut. What it has written is what it reads, and what the server has in the end.
+// Goes on until the server's end of the socket is shut. What it has written is what it reads, and what the server has
+// in the end.
 void case_client_steady(void) {
     begin_client();
     const size_t own_bytes = 3 * STEADY_BYTES;

@@ -1,4 +1,5 @@
-// Registered memory that the program takes away, and regions over what it puts there instead: each byte is the program's own.
+// Registered memory that the program takes away, and regions over what it puts there instead: each byte is the
+// program's own.
 //
 // Caches of registrations leave a region where its memory was. What is registered at these addresses later begins and
 // ends inside pages that the old region still covers.
@@ -212,7 +213,8 @@ static void same(const char *what, const uint8_t *a, const uint8_t *b, size_t by
     exit(1);
 }
 
-// Each direction, as a whole and a few bytes at either end. `m` is BYTES long, of which LENGTH from BEGIN on are registered.
+// Each direction, as a whole and a few bytes at either end. `m` is BYTES long, of which LENGTH from BEGIN on are
+// registered.
 static void exchange(uint8_t *m, const struct target *t, unsigned seed) {
     static const struct {
         size_t at, bytes;

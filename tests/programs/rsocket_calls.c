@@ -1,4 +1,5 @@
-// Runs under the preload library, in one container: several messages a call, and connections that signal handlers close.
+// Runs under the preload library, in one container: several messages a call, and connections that signal handlers
+// close.
 #define _GNU_SOURCE
 #include "die.h"
 

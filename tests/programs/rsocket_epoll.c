@@ -1,5 +1,5 @@
-// repoll_create, repoll_ctl and repoll_wait, in one container: rsocket_epoll ADDRESS PORT. By name and node, since the system's
-// headers and library may be of before.
+// repoll_create, repoll_ctl and repoll_wait, in one container: rsocket_epoll ADDRESS PORT. By name and node, since the
+// system's headers and library may be of before.
 #define _GNU_SOURCE
 #include "die.h"
 

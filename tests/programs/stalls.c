@@ -1,7 +1,8 @@
 // Processes that hold up whoever looks at them, and a victim beside them that only uses control verbs.
 //
-//   stalls fuse|mprotect CONNECTS   connects, then stays in execve, while a sibling that shares its memory has the mmap lock: for as long
-//                                   as a FUSE daemon does not answer, or again and again. Until SIGTERM.
+//   stalls fuse|mprotect CONNECTS   connects, then stays in execve, while a sibling that shares its memory has the mmap
+//                                   lock: for as long as a FUSE daemon does not answer, or again and again. Until
+//                                   SIGTERM.
 //   stalls exec-loop|dies SECONDS   connects and runs another program at once; connects and dies at once
 //   stalls idle                     opens the device, registers memory and waits
 //   stalls connect CONNECTS         has so many connections, and says nothing
@@ -88,7 +89,8 @@ static size_t answer(const struct fuse_in_header *in, void *body, int *opens) {
         return sizeof *out;
     }
     case FUSE_OPEN: {
-        // The second one bypasses the page cache: to map it, what the first one's left dirty there is written back first.
+        // The second one bypasses the page cache: to map it, what the first one's left dirty there is written back
+        // first.
         struct fuse_open_out *out = body;
         *out = (struct fuse_open_out){.fh = ++*opens, .open_flags = FOPEN_KEEP_CACHE | (*opens > 1 ? FOPEN_DIRECT_IO : 0)};
         return sizeof *out;
@@ -188,7 +190,8 @@ static int run_another(void *unused) {
     _exit(1);
 }
 
-// Whoever runs with the mmap lock held by another must not fault: every call is made, and every page touched, before.
+// A thread that runs while another holds the mmap lock must not fault: it makes every call, and touches every page,
+// before.
 static void touch_all(void) {
     int sock = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     (void)!connect(-1, (const void *)&address, sizeof address);

@@ -1,7 +1,8 @@
 // One container of a tenant, and what its neighbours must not be able to do to it; QPs and messages to be counted.
 //
-//   tenants stay GROUP            a pair of its own and a datagram QP in the group; prints `ready QPN RKEY ADDRESS DATAGRAM_QPN`;
-//                                 prints each message that comes, and at SIGTERM whether all is untouched
+//   tenants stay GROUP            a pair of its own and a datagram QP in the group; prints `ready QPN RKEY ADDRESS
+//                                 DATAGRAM_QPN`; prints each message that comes, and at SIGTERM whether all is
+//                                 untouched
 //   tenants group GROUP           a datagram to the group
 //   tenants spoof IP QPN [INDEX]  asks for GIDs that it has not: all but INDEX, else 0
 //   tenants idle server PORT | idle client IP PORT   a connection with nothing on it, until it is cut

@@ -1,4 +1,5 @@
-// Checked traffic between two ends: SENDs, WRITEs with immediate data and without, and READs of many sizes in both directions, until something happens.
+// Checked traffic between two ends: SENDs, WRITEs with immediate data and without, and READs of many sizes in both
+// directions, until something happens.
 #ifndef FREEFLOW_TEST_TRAFFIC_H
 #define FREEFLOW_TEST_TRAFFIC_H
 

@@ -1,9 +1,10 @@
-// A UCP program that compares every byte: tagged messages, streams, put, get and atomics, with memory from malloc at odd
-// offsets that is freed and allocated again each round.
+// A UCP program that compares every byte: tagged messages, streams, put, get and atomics, with memory from malloc at
+// odd offsets that is freed and allocated again each round.
 //
 //   ucp ROUNDS SEED PORT [ADDRESS-OF-THE-SERVER]
 //
-// Both ends do the same at the same time, towards each other; a TCP connection carries addresses and keys, and keeps step.
+// Both ends do the same at the same time, towards each other; a TCP connection carries addresses and keys, and keeps
+// step.
 #include <arpa/inet.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>

@@ -6,11 +6,12 @@
 //   -t MS      how long to post (1000)       -g FILE    begin when this file is there
 //   -s SEED    of the requests (1)           -m BYTES   path MTU (4096)
 //   -T, -R     timeout and retry count, as the attributes have them (16, 7)
-//   -x         expects to be disturbed: prints when it saw the first error (CLOCK_MONOTONIC, ns) and takes what is flushed
+//   -x         expects to be disturbed: prints when it saw the first error (CLOCK_MONOTONIC, ns) and takes what is
+//              flushed
 //
-// Both ends sleep in one completion channel. Only its peer writes an end's target, so that the peer's model must be what is
-// there. Prints a line `flow NUMBER REQUESTS BYTES` for each queue pair. Exit 0: all was right; with -x: disturbed, and all
-// work came back.
+// Both ends sleep in one completion channel. Only its peer writes an end's target, so that the peer's model must be
+// what is there. Prints a line `flow NUMBER REQUESTS BYTES` for each queue pair. Exit 0: all was right; with -x:
+// disturbed, and all work came back.
 #define _GNU_SOURCE
 #include "harness.h"
 

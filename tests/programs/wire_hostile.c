@@ -1,7 +1,8 @@
 // Attacks of a tenant on queue pairs of other hosts by nothing but verbs, and the datagram service
 // that must not notice.
 //
-//   wire_hostile attack QPN RKEY ADDRESS IP OTHER_IP   every service, at the victim's QPN under its address and another's
+//   wire_hostile attack QPN RKEY ADDRESS IP OTHER_IP   every service, at the victim's QPN under its address and
+//                                                      another's
 //   wire_hostile keys server PORT | keys client IP PORT RKEY ADDRESS
 //                                              a pair of its own, and somebody else's key
 //   wire_hostile receive                       a UD queue pair; prints `ready QPN`, ends at the first message

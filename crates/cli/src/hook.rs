@@ -156,7 +156,7 @@ fn equip(run_dir: &RunDir, vnic: &VnicStatus, bridge: &Bridge, pid: u32, root: &
 
 pub fn poststop(run_dir: &RunDir, wanted: Wanted<'_>) -> Result<()> {
     let state = read_state()?;
-    // Whoever brings an absent router back settles it: the process is recorded with the vNIC.
+    // The next router settles it where this one is absent: the process is recorded with the vNIC.
     let mut admin = match Admin::look(run_dir) {
         Presence::Running(admin) => Some(admin),
         Presence::Absent => None,

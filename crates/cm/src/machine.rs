@@ -325,7 +325,7 @@ impl Machine {
         connection.become_state(next);
     }
 
-    /// Whose connection it is, if anybody's.
+    /// The identifier that a connection belongs to, if any.
     pub(crate) fn holder(&self, number: u32) -> Option<Handle> {
         self.connections.get(&number)?.id
     }

@@ -59,7 +59,7 @@ pub(crate) struct InFlight {
     pub kind: InFlightKind,
     /// The window through which the responder's memory is reached, if it is one.
     pub window: Option<MwId>,
-    /// Whose RECV a target QP fills.
+    /// The SRQ of the RECV that a target QP fills.
     pub srq: Option<SrqId>,
     #[serde(with = "crate::array")]
     pub regions: [u32; REGIONS_MAX],

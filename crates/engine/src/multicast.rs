@@ -49,7 +49,7 @@ impl Groups {
         }
     }
 
-    /// Whose QPN that is.
+    /// The multicast group of a QPN.
     pub fn of_number(&self, qpn: u32) -> Option<(NetworkId, Gid)> {
         self.groups.get(&Qpn(qpn)).copied()
     }

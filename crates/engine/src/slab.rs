@@ -93,7 +93,7 @@ impl<I: SlabId, T> Slab<I, T> {
         if entry.generation == id.generation() { entry.value.as_mut() } else { None }
     }
 
-    /// Whatever lives at an index now.
+    /// The value that an index has now.
     pub fn at(&self, index: u32) -> Option<(I, &T)> {
         let entry = self.entries.get(index as usize)?;
         entry.value.as_ref().map(|value| (I::new(index, entry.generation), value))

@@ -264,7 +264,7 @@ impl<'a> Draft<'a> {
         Ok(what != Change::Unchanged)
     }
 
-    /// Whose it is; nobody's: "".
+    /// The object's tenant; "" where it belongs to none.
     fn tenant_of(&self, object: &AnyObject) -> String {
         let of_vnic = |vnic: &Typed<Vnic>| self.get_network(&vnic.spec.network).map(|entry| entry.tenant().into());
         match object {

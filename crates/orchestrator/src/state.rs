@@ -299,7 +299,7 @@ impl State {
         self.hosts.get(name)
     }
 
-    /// Whose an object is: its tenant; `None` for kinds that belong to nobody.
+    /// An object's tenant; `None` for kinds that belong to nobody.
     pub fn tenant_of(&self, object: &AnyObject) -> Option<String> {
         match object {
             AnyObject::Network(network) => Some(network.spec.tenant.clone()),

@@ -302,7 +302,7 @@ pub struct QpStatus {
     pub qp_type: String,
     /// `RESET`, `INIT`, `RTR`, `RTS`, `SQD`, `SQE`, `ERR`.
     pub state: String,
-    /// Whom it is connected to.
+    /// The address it is connected to.
     pub peer_address: Option<IpAddr>,
     /// Number of the peer's QP.
     pub peer_qpn: Option<u32>,

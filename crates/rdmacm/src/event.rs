@@ -25,7 +25,7 @@ use std::sync::Arc;
 struct Event {
     c: rdma_cm_event,
     private_data: [u8; RDMA_MAX_PRIVATE_DATA],
-    /// Whose it counts as: of a request, the listener's.
+    /// The identifier that the event counts for: of a request, the listener.
     id: Arc<Id>,
     membership: Option<Arc<Membership>>,
 }

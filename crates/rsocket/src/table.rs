@@ -38,7 +38,7 @@ fn read<T>(look: impl FnOnce(&[Option<Socket>]) -> T) -> T {
     look(&TABLE.get().read().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Whose number it is: the fork count of who made the rsocket plus one, 0: nobody's. Without a
+/// The owner of each number: the fork count of the process that made the rsocket plus one, 0: none. Without a
 /// lock, for children: they ask whether it is a parent's.
 static MADE_BY: [AtomicU32; MADE_BY_COUNT] = [const { AtomicU32::new(0) }; MADE_BY_COUNT];
 /// A parent's rsockets from here on are unknown to a child: EBADF.

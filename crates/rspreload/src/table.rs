@@ -26,7 +26,7 @@ static IN_SETS: [AtomicBool; FD_MAX] = [const { AtomicBool::new(false) }; FD_MAX
 static BOUND: [AtomicBool; FD_MAX] = [const { AtomicBool::new(false) }; FD_MAX];
 /// Whether a connection was begun, of each rsocket.
 static BEGUN: [AtomicBool; FD_MAX] = [const { AtomicBool::new(false) }; FD_MAX];
-/// Whose all this is; 0: nobody's yet.
+/// The process that owns these tables; 0: none yet.
 static OWNER: AtomicI32 = AtomicI32::new(0);
 
 /// A child has a copy of its own, with the parent's rsockets in it.

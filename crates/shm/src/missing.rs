@@ -1,7 +1,7 @@
 //! Pages that are not there: a segment can be mapped so that this process never allocates one of
 //! its pages.
 //!
-//! Whoever first touches a page of shared memory has it charged to its memory cgroup. For a segment
+//! The process that first touches a page of shared memory has it charged to its memory cgroup. For a segment
 //! after [`crate::Segment::refuse_missing`] the kernel raises SIGBUS here instead (userfaultfd with
 //! UFFD_FEATURE_SIGBUS), and the copy, read, write or atomic operation answers
 //! [`crate::AccessError::Missing`]. Pages that are present cost nothing more than before; a fault

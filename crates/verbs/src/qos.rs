@@ -41,7 +41,7 @@ pub struct Shaping {
     pub qp: RateLimit,
     /// Of all its QPs together.
     pub vnic: RateLimit,
-    /// Whose vNIC it is: the tenant's limit is that of all its vNICs together, set for the tenant.
+    /// The vNIC's owner. A tenant's limit is that of all its vNICs together, set for the tenant.
     pub tenant: Option<TenantId>,
     /// 0 to [`PRIORITY_MAX`].
     pub priority: u8,

@@ -1,4 +1,4 @@
-//! Whose port is whose: Linux's rules, in a port space of each vNIC; one for all at the shared external address.
+//! Owners of ports: Linux's rules, in a port space of each vNIC; one for all at the shared external address.
 use crate::common::*;
 use freeflow_protocol::cm::{CmEventKind as Kind, CmOption, CmRequest, PortSpace};
 use freeflow_verbs::{Gid, QpType, VerbsError};

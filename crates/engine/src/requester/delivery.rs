@@ -19,7 +19,7 @@ use freeflow_verbs::{
     Access, AtomicOperation, Completion, CompletionStatus, Instant, QpState, QpType, SendFlags, SendOpcode, SendRequest,
 };
 
-/// Whose key stands in the way of a chunk.
+/// The side with the key that refuses a chunk.
 #[derive(Clone, Copy)]
 enum ChunkFault {
     Local,

@@ -86,7 +86,7 @@ impl Requester {
         }
     }
 
-    /// Whoever owns the destination is being asked about it: the message waits a little while.
+    /// The owner of the destination is being asked about it: the message waits a little while.
     fn await_word<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId) -> Turn {
         let send = &mut self.qp_mut(id).send;
         if send.grace_steps_left == 0 {

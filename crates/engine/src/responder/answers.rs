@@ -131,7 +131,7 @@ impl Responder {
                 Next::Nothing => return Progress::Idle,
                 Next::Fetching => return Progress::Waiting,
                 _ if budget.bytes == 0 => return Progress::More,
-                // Whoever is behind the QPN, and it is not the peer, gets nothing.
+                // Another host's QP behind this QPN, which is not the peer, gets nothing.
                 _ if !self.gate_is_open(env, id) => return Progress::Waiting,
                 Next::Reading(..) if !budget.answers => return Progress::More,
                 Next::Packet(header) if is_atomic(&header) && !budget.answers => return Progress::More,

@@ -2,7 +2,7 @@
 //! vNIC's tenant), and an [`Order`] for who is next: in the list of those with work, and in the
 //! line at each gate.
 //!
-//! Whoever finds a gate short of tokens stands in its line, and runs no more. When tokens have
+//! A QP that finds a gate short of tokens stands in its line, and runs no more. When tokens have
 //! come, the first in line is let out; when that has run and tokens are left, the next. So a
 //! thousand QPs that wait for one limit wake up one after the other. At a tenant's gate its vNICs
 //! take turns by priority and weight; at a vNIC's, its QPs.

@@ -1,4 +1,4 @@
-//! Whose turn it is: strict priority, then deficit round robin among the vNICs of one priority,
+//! The order of turns: strict priority, then deficit round robin among the vNICs of one priority,
 //! then turn by turn among the queue pairs of one vNIC. So a tenant with a thousand busy QPs gets
 //! as much as one with a single busy QP.
 //!
@@ -332,7 +332,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever comes and goes: each QP that is listed is served once, highest priority first,
+        /// Under any changes, each QP that is listed is served once, highest priority first,
         /// QPs of a vNIC in turn, and nobody of the same priority waits for ever.
         #[test]
         fn as_a_plain_model(steps in prop::collection::vec((0u8..6, 0u32..5, 0u32..12, 0u64..400_000), 1..400)) {

@@ -509,7 +509,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever goes out, comes back and is lost: the invariants hold.
+        /// The invariants hold for any order of sends, acknowledgements and losses.
         #[test]
         fn invariants(
             steps in prop::collection::vec((0u8..5, 0u32..3_000, 0u32..9), 1..200),

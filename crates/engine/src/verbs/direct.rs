@@ -55,7 +55,7 @@ impl From<NotDirect> for NotGrantable {
 pub struct Grantable {
     /// The QP's peer.
     pub responder: QpId,
-    /// Whose memory it is.
+    /// The session that owns the memory.
     pub owner: SessionId,
     /// The region that holds it.
     pub mr: MrId,

@@ -624,7 +624,7 @@ mod random {
                 run.apply(step);
             }
             run.net.settle();
-            // Whatever went before: a member that listens and has RECVs gets what comes now.
+            // A member that listens and has RECVs gets the next message, after any history.
             for which in (0..MEMBERS).flat_map(|which| [which; SENDERS]) {
                 run.apply((3, which));
             }

@@ -691,7 +691,7 @@ fn an_opener_that_dies_in_the_middle_of_a_reset() {
     assert_eq!(link.net.to(&opened, QpState::Reset), Err(Refusal::InFlight));
     link.net.engine.destroy_session(&mut link.net.world, link.net.now, second.session);
     link.net.settle();
-    // Whoever is left can finish it.
+    // The side that is left can finish it.
     assert_eq!(link.net.to(&to, QpState::Reset), Ok(QpState::Reset));
     assert_eq!(link.net.statuses(&to), [(1, Status::WorkRequestFlushed)], "the RECV in hand");
     link.net.connect(&to, &from);

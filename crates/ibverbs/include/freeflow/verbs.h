@@ -19,8 +19,8 @@ extern "C" {
  * The memory is whole pages, aligned to a page. Fresh memory is zero, reused memory is not. A child of fork() shares it
  * with its parent, like any MAP_SHARED mapping; the child can't free what its parent allocated.
  *
- * Returns NULL and sets errno if it can't: ENODEV, no router answers; ENOMEM, a limit of the vNIC is reached; EINVAL, the
- * size is beyond the address space; EIO, the router went away.
+ * Returns NULL and sets errno if it can't: ENODEV, no router answers; ENOMEM, a limit of the vNIC is reached; EINVAL,
+ * the size is beyond the address space; EIO, the router went away.
  */
 void *ibv_malloc(size_t size);
 

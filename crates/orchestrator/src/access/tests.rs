@@ -255,7 +255,7 @@ fn denials_hold_across_by_their_order() {
         let name = if denies { "no" } else { "join" };
         assert_eq!(says(&table(Access::Allow, &rules, &[]), &x, &y), (!denies, Some(name.into())), "{text}");
     }
-    // Whoever begins.
+    // Either side may begin.
     let no = rule(of_network("b"), everybody(), Access::Deny, 6);
     let both = AccessRuleSpec { direction: AccessDirection::Both, ..no };
     assert!(!says(&table(Access::Allow, &[("join", join()), ("no", both)], &[]), &x, &y).0);

@@ -42,7 +42,7 @@ pub type AccessAction = Access;
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct NetworkSpec {
-    /// Whose it is; can't be changed.
+    /// The tenant that owns the network; can't be changed.
     #[serde(default = "default_tenant")]
     pub tenant: String,
     /// One of IPv4 and at most one of IPv6. May overlap those of other tenants' networks, not of
@@ -115,7 +115,7 @@ pub struct GroupSpec {
     /// Tenant of the group and its members.
     #[serde(default = "default_tenant")]
     pub tenant: String,
-    /// Whoever is chosen by one of these is a member.
+    /// A vNIC chosen by one of these is a member.
     pub members: Vec<VnicSelector>,
 }
 
@@ -154,7 +154,7 @@ pub struct EndSelector {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum AccessDirection {
-    /// Whoever begins.
+    /// Traffic that either side begins.
     #[default]
     Both,
     /// Traffic that `from` begins: its rdma_cm requests, its datagrams.

@@ -558,7 +558,7 @@ fn another_tenants_network_with_the_same_addresses_is_never_reached() {
         );
         assert!(access.authorize(&AuthorizationRequest { other: B, ..request }), "{traffic:?}");
     }
-    // Whose an address is that somebody aims at: the tenant's own network first.
+    // An aimed-at address is looked for in the tenant's own network first.
     access.set_network(Z, "z");
     let aimed = Violation {
         kind: freeflow_engine::ViolationKind::Message,

@@ -26,7 +26,7 @@ pub enum ViolationClass {
     Quota(Share, Resource),
 }
 
-/// Whose a limit is.
+/// The level that a limit belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Share {
     Vnic,

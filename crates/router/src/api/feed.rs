@@ -7,7 +7,7 @@ use tokio::sync::mpsc::UnboundedSender;
 #[derive(Clone, Debug)]
 pub struct Side {
     pub object: AnyObject,
-    /// Whose it is.
+    /// The object's owner.
     pub tenant: Option<String>,
 }
 

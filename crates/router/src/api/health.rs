@@ -174,7 +174,7 @@ mod tests {
             let _ = wait.recv();
             Vec::new()
         });
-        // Whoever asked is gone; the thread is not.
+        // The request is gone; the thread is not.
         assert!(timeout(Duration::from_millis(50), stuck).await.is_err());
         assert_eq!(check_disk(&is_writing, || panic!("a second thread")).await.len(), 1);
         end.send(()).unwrap();

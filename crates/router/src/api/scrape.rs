@@ -86,7 +86,7 @@ pub async fn serve(listener: StdListener, server: Arc<Server>) -> io::Result<()>
             builder.serve_connection(TokioIo::new(Patient::new(stream)), TowerToHyperService::new(app.clone()));
         tokio::spawn(async move {
             let _place = place;
-            // Whatever went wrong went wrong for the other end, which knows.
+            // An error here is the other end's, which knows.
             let _ = timeout(CONNECTION_TIME_MAX, served).await;
         });
     }

@@ -186,7 +186,7 @@ async fn connection(stream: UnixStream, app: Router, caller: Caller, place: Plac
     builder.timer(TokioTimer::new()).header_read_timeout(HEAD_TIME_MAX.min(time_max));
     builder.max_buf_size(HEAD_BYTES_MAX).max_headers(HEADER_COUNT_MAX).keep_alive(!is_nobody);
     let served = builder.serve_connection(TokioIo::new(Patient::new(stream)), TowerToHyperService::new(app));
-    // Whatever went wrong went wrong for the other end, which knows.
+    // An error here is the other end's, which knows.
     let _ = timeout(time_max, served).await;
 }
 

@@ -39,7 +39,8 @@ impl Control {
             listeners.keys().for_each(|id| self.remove_directory(id));
             Refusal::new(Reason::Internal, why)
         })?;
-        // Whoever attaches or detaches one for a container looks after its interface, and it is no device for others.
+        // A command that attaches or detaches one for a container sets up its interface, and it is no device for
+        // others.
         let is_declaring = match &command {
             Command::Apply { objects } => objects.iter().any(|object| object.kind() == ObjectKind::Vnic),
             Command::Delete { kind, .. } => *kind == ObjectKind::Vnic,

@@ -130,7 +130,7 @@ impl Control {
             Message::Stored { store, stored } => self.handle_stored(store, stored),
             Message::CaptureEnded { admin, who, outcome } => self.finish_capture(admin, *who, outcome),
             Message::ReadInventory { answer } => {
-                // Whoever asked may have gone.
+                // The thread that asked may have gone.
                 let _ = answer.send(self.host_inventory());
             }
             Message::SetAccess { table } => {
@@ -138,7 +138,7 @@ impl Control {
                 self.set_access(*table, address_map);
             }
             Message::CountAccess { rule, answer } => {
-                // Whoever asked may have gone.
+                // The thread that asked may have gone.
                 let _ = answer.send(self.access_counts(rule.as_deref()));
             }
             Message::Declare { command, answer } => self.when_stored(QueuedCommand::Declare { command, answer }),

@@ -1,9 +1,9 @@
 //! Declared objects go to the disk on a thread of its own: an fsync takes as long as the disk
 //! likes, and a frozen file system does not answer at all.
 //!
-//! A command is answered when it is stored, and the next command begins after that. Until then the control thread goes round with all that is no command: libraries' requests,
-//! connections, what other threads left for it, and questions about what is declared, which is what
-//! was stored last. The command line's own connections wait.
+//! A command is answered when it is stored, and the next command begins after that. Until then the control thread goes
+//! round with all that is no command: libraries' requests, connections, what other threads left for it, and questions
+//! about what is declared, which is what was stored last. The command line's own connections wait.
 //!
 //! Invariant: one command at a time is planned, stored and adopted. Whatever may begin one is a
 //! [`QueuedCommand`], or is not served while [`Control::has_command`]. That is more than

@@ -57,7 +57,7 @@ impl Worker {
             return Next::Turn;
         }
         if self.ports.fabric.blocked {
-            // Whoever has something to send waits for room: a full socket has work for longer than this.
+            // QPs with something to send wait for room: a full socket has work for longer than this.
             self.waiting.poll(Some(BLOCKED_WAIT));
             self.take_kicks(now);
             return Next::Turn;

@@ -41,7 +41,7 @@ pub(crate) struct Worker {
     pub(crate) looked: Vec<(VnicId, QpId)>,
     /// Sessions whose doorbells are looked at each turn.
     pub(crate) active: Vec<SessionId>,
-    /// Whose doorbells are looked at first.
+    /// Index of the session with the doorbells that are looked at first.
     next_active: usize,
     rung: Vec<(SessionId, u32)>,
     commands: Receiver<Submission>,

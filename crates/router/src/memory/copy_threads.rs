@@ -161,7 +161,7 @@ pub struct CopyThreads {
     pub(crate) linger_ns: Arc<AtomicU64>,
     pub(crate) bytes_min: usize,
     pub(crate) always: bool,
-    /// Whose large copy was the last, and when two vNICs last took turns.
+    /// The vNIC of the last large copy, and when two vNICs last took turns.
     pub(crate) recent: Option<(VnicId, Instant)>,
     pub(crate) together_at: Option<Instant>,
     pub(crate) is_crowd: bool,

@@ -63,7 +63,7 @@ impl Drop for Item {
     }
 }
 
-/// Whose threads and whose memory.
+/// The process whose threads are frozen and whose memory it is.
 #[derive(Clone)]
 pub struct Process {
     /// Its `/proc/PID/task`, opened while the process was known to live. What is charged for it

@@ -39,7 +39,7 @@ pub struct Link {
     pub channel: NoiseChannel,
     pub stage: Stage,
     pub from: IpAddr,
-    /// Whom it was dialed to, or who it says it is.
+    /// The host that was dialed, or that the other end says it is.
     pub host: Option<HostId>,
     /// Dialed from here.
     pub is_dialed: bool,

@@ -126,7 +126,7 @@ fn a_resized_ring_forgets_the_old_one_at_the_first_commit() {
     assert_eq!(producer.unconsumed(), 0);
 }
 
-/// Whatever the library says of its progress, the producer believes only what can be.
+/// The producer believes only a consumer count that can be, not any that the library writes.
 #[test]
 fn a_lying_consumer_count_is_ignored() {
     let (mut producer, consumer) = pair(4, 0);

@@ -76,7 +76,7 @@ pub struct World {
     /// Sessions that do not read their events.
     pub failed: Vec<Key>,
     pub lost: Lost,
-    /// Whose peers have agreed.
+    /// Connections whose peers have agreed.
     pub prepared: Vec<Prepared>,
     peers: PeersHandle,
     /// To all hosts, and to each.

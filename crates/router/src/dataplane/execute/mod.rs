@@ -84,7 +84,7 @@ impl Execute<Fence> for Worker {
 
 impl Execute<Probe> for Worker {
     fn execute(&mut self, _: Instant, Probe { answer }: Probe) -> Execution<Probe> {
-        // Whoever asked may be gone.
+        // The thread that asked may be gone.
         let _ = answer.send(());
         Execution::done(())
     }
