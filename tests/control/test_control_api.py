@@ -114,6 +114,8 @@ def refusals(api):
     api.want(400, "PUT", "/quotas/x?dryrun=true", quota("x", 1))
     api.want(400, "PUT", "/quotas/x?dryRun=yes", quota("x", 1))
     api.want(400, "GET", "/quotas?labelSelector=%zz")
+    for path in ("/%ff", "/quotas/%ff", "/hosts/%ff/router"):
+        need(api.want(400, "GET", path)["message"] == "the path is not well-formed", path)
     answer = api.want(400, "GET", "/quotas?labelSelector=tier%20in%20(web)")
     need('"tier in (web)"' in answer["message"], str(answer))
     api.want(400, "GET", "/quotas?watch=true&labelSelector=%3D,")

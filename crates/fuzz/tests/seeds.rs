@@ -27,10 +27,11 @@ fn rest_requests() -> Vec<Seed> {
         r#"{"items": [{"apiVersion": "freeflow.io/v1", "kind": "AccessRule", "metadata": {"name": "r"}, "#,
         r#""spec": {"tenant": "blue", "from": {"labels": {"tier": "web"}}, "to": {}, "action": "deny"}}]}"#
     );
-    let requests: [(&str, u8, &str, &str); 15] = [
+    let requests: [(&str, u8, &str, &str); 16] = [
         ("list", ADMIN + GET, "networks?labelSelector=tier%3Dweb%2C!old,a!=b", ""),
         ("watch", TENANT + GET, "vnics?watch=true&resourceVersion=7&labelSelector=a", ""),
         ("get", VIEWER + GET, "hosts/h1?watch=false", ""),
+        ("get-not-utf8", ADMIN + GET, "networks/%ff", ""),
         ("put", ADMIN + PUT, "networks/blue?dryRun=true", network),
         ("put-other-name", ADMIN + PUT, "networks/red", r#"{"metadata": {"name": "blue"}, "spec": {"cidrs": []}}"#),
         ("delete", ADMIN + DELETE, "groups/g%67?resourceVersion=4&dryRun=false", ""),

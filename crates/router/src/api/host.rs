@@ -8,9 +8,9 @@ use super::plane::{
     ApiCall, AwaitWorker, InjectFaults, PageConnections, PageNetworks, PageQps, PageVnics, PageWire, ReadPeers,
     ReadRouter, ReloadPeers,
 };
-use super::query::parameters;
+use super::query::{Named, parameters};
 use super::routes::{Answer, Asking, Server, admitted, body_of, change, held, note_refusal, read_turn};
-use axum::extract::{Extension, Path, RawQuery, Request, State};
+use axum::extract::{Extension, RawQuery, Request, State};
 use freeflow_orchestrator::Command;
 use freeflow_orchestrator::objects::{API_VERSION, Cause, Invalid, ObjectKind};
 use freeflow_protocol::admin::{DataPath, WireFaults};
@@ -125,7 +125,7 @@ fn next<T>(more: bool, last: Option<T>, place: impl FnOnce(T) -> String) -> Opti
 pub async fn router(
     State(server): Shared,
     Extension(asking): Extension<Asking>,
-    Path(name): Path<String>,
+    Named(name): Named<String>,
     RawQuery(query): RawQuery,
 ) -> Answer {
     let permit = begin_read(&server, &asking, (&name, "router")).await?;
@@ -142,7 +142,7 @@ fn name_after(query: Option<&str>) -> Result<Option<String>, Failure> {
 pub async fn vnics(
     State(server): Shared,
     Extension(asking): Extension<Asking>,
-    Path(name): Path<String>,
+    Named(name): Named<String>,
     RawQuery(query): RawQuery,
 ) -> Answer {
     let permit = begin_read(&server, &asking, (&name, "vnics")).await?;
@@ -154,7 +154,7 @@ pub async fn vnics(
 pub async fn networks(
     State(server): Shared,
     Extension(asking): Extension<Asking>,
-    Path(name): Path<String>,
+    Named(name): Named<String>,
     RawQuery(query): RawQuery,
 ) -> Answer {
     let permit = begin_read(&server, &asking, (&name, "networks")).await?;
@@ -166,7 +166,7 @@ pub async fn networks(
 pub async fn qps(
     State(server): Shared,
     Extension(asking): Extension<Asking>,
-    Path(name): Path<String>,
+    Named(name): Named<String>,
     RawQuery(query): RawQuery,
 ) -> Answer {
     let permit = begin_read(&server, &asking, (&name, "qps")).await?;
@@ -182,7 +182,7 @@ pub async fn qps(
 pub async fn wire(
     State(server): Shared,
     Extension(asking): Extension<Asking>,
-    Path(name): Path<String>,
+    Named(name): Named<String>,
     RawQuery(query): RawQuery,
 ) -> Answer {
     let permit = begin_read(&server, &asking, (&name, "wire")).await?;
@@ -201,7 +201,7 @@ fn parse_position(text: &str) -> Option<(u64, u32)> {
 pub async fn connections(
     State(server): Shared,
     Extension(asking): Extension<Asking>,
-    Path(name): Path<String>,
+    Named(name): Named<String>,
     RawQuery(query): RawQuery,
 ) -> Answer {
     let permit = begin_read(&server, &asking, (&name, "cm")).await?;
@@ -217,7 +217,7 @@ pub async fn connections(
 pub async fn peers(
     State(server): Shared,
     Extension(asking): Extension<Asking>,
-    Path(name): Path<String>,
+    Named(name): Named<String>,
     RawQuery(query): RawQuery,
 ) -> Answer {
     let permit = begin_read(&server, &asking, (&name, "peers")).await?;
@@ -234,7 +234,7 @@ fn done(permit: OwnedSemaphorePermit) -> axum::response::Response {
 pub async fn reload_peers(
     State(server): Shared,
     Extension(asking): Extension<Asking>,
-    Path(name): Path<String>,
+    Named(name): Named<String>,
     RawQuery(query): RawQuery,
 ) -> Answer {
     let permit = begin_change(&server, &asking, "reload-peers", (&name, "peers/reload")).await?;
@@ -281,7 +281,7 @@ fn parse<T: DeserializeOwned>(body: Value) -> Result<T, Failure> {
 pub async fn put_faults(
     State(server): Shared,
     Extension(asking): Extension<Asking>,
-    Path(name): Path<String>,
+    Named(name): Named<String>,
     RawQuery(query): RawQuery,
     request: Request,
 ) -> Answer {
@@ -295,7 +295,7 @@ pub async fn put_faults(
 pub async fn delete_faults(
     State(server): Shared,
     Extension(asking): Extension<Asking>,
-    Path(name): Path<String>,
+    Named(name): Named<String>,
     RawQuery(query): RawQuery,
 ) -> Answer {
     let permit = begin_change(&server, &asking, "wire-faults", (&name, "wire/faults")).await?;
@@ -308,7 +308,7 @@ pub async fn delete_faults(
 pub async fn put_data_path(
     State(server): Shared,
     Extension(asking): Extension<Asking>,
-    Path(network): Path<String>,
+    Named(network): Named<String>,
     RawQuery(query): RawQuery,
     request: Request,
 ) -> Answer {

@@ -1,11 +1,26 @@
-//! The part of a request's address after `?`, and label selectors.
+//! A request's address: the names in its path, the parameters after `?`, and label selectors.
 use super::failure::Failure;
+use axum::extract::{FromRequestParts, Path};
+use axum::http::request::Parts;
 use freeflow_orchestrator::objects::Labels;
 use freeflow_orchestrator::{check_label_name, check_label_value};
+use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 
 /// Terms of one selector.
 const TERM_COUNT_MAX: usize = 32;
+
+/// The variable parts of a path, decoded. A path that is not well-formed is refused by a Status, as all else.
+pub struct Named<T>(pub T);
+
+impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for Named<T> {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
+        let path = Path::from_request_parts(parts, state).await;
+        path.map(|Path(names)| Self(names)).map_err(|_| Failure::bad_request("the path is not well-formed"))
+    }
+}
 
 /// Parameters by name. One that is not `known` is refused: a misspelt `dryRun` must not change anything.
 pub fn parameters(query: Option<&str>, known: &[&str]) -> Result<BTreeMap<String, String>, Failure> {

@@ -3,14 +3,14 @@ use super::caller::Caller;
 use super::failure::Failure;
 use super::link::Link;
 use super::plane::{BeginWatch, ChangeObjects, Done, GetObject, NotDone, Page, PageObjects};
-use super::query::{Selector, flag, parameters};
+use super::query::{Named, Selector, flag, parameters};
 use super::users::Place;
 use super::watch::{Filter, History, Listed, Reader, WatchBody, added};
 use super::{BASE, health, host, json_header, live, metrics, openapi};
 use crate::audit::{Audit, Entry, Who};
 use axum::Router;
 use axum::body::{Body, to_bytes};
-use axum::extract::{Extension, Path, RawQuery, Request, State};
+use axum::extract::{Extension, RawQuery, Request, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
@@ -165,7 +165,7 @@ pub fn held(bytes: Vec<u8>, permit: OwnedSemaphorePermit) -> Response {
 async fn list(
     State(server): Shared,
     Extension(asking): Extension<Asking>,
-    Path(plural): Path<String>,
+    Named(plural): Named<String>,
     RawQuery(query): RawQuery,
 ) -> Answer {
     let permit = admitted(&asking).await?;
@@ -301,7 +301,7 @@ async fn begin_watch(
 async fn get_one(
     State(server): Shared,
     Extension(asking): Extension<Asking>,
-    Path((plural, name)): Path<(String, String)>,
+    Named((plural, name)): Named<(String, String)>,
     RawQuery(query): RawQuery,
 ) -> Answer {
     let permit = admitted(&asking).await?;
@@ -377,7 +377,7 @@ fn object_at(kind: ObjectKind, name: &str, mut body: Value) -> Result<AnyObject,
 async fn put_one(
     State(server): Shared,
     Extension(asking): Extension<Asking>,
-    Path((plural, name)): Path<(String, String)>,
+    Named((plural, name)): Named<(String, String)>,
     RawQuery(query): RawQuery,
     request: Request,
 ) -> Answer {
@@ -404,7 +404,7 @@ fn results(done: &Done) -> Value {
 async fn delete_one(
     State(server): Shared,
     Extension(asking): Extension<Asking>,
-    Path((plural, name)): Path<(String, String)>,
+    Named((plural, name)): Named<(String, String)>,
     RawQuery(query): RawQuery,
 ) -> Answer {
     let permit = admitted(&asking).await?;
