@@ -18,8 +18,10 @@
 //! use freeflow_client::Session;
 //! use std::path::Path;
 //!
-//! // A program has one session, by the socket that is mounted into its container; where there is no router, it has
-//! none. let session = Session::connect(Path::new("/nonexistent/router.sock")); assert!(session.is_err()); ```
+//! // A program has one session, by the socket that is mounted into its container.
+//! let session = Session::connect(Path::new("/nonexistent/router.sock"));
+//! assert!(session.is_err(), "without a router there is none");
+//! ```
 #![forbid(unsafe_code)]
 
 mod allocator;
