@@ -251,6 +251,7 @@ class Stage:
                 tricks.append(running)
                 until(lambda: log.read_text().count("vNIC failed") >= count, f"trick {count} fails no vNIC")
                 self.is_answered()
+            until(lambda: "no near half for a vNIC" in log.read_text(), "no trick is refused its near half")
             text = log.read_text()
             need(text.count("its near half does not answer") == HALVES_OF_VNIC_MAX, text)
             need(text.count("no near half for a vNIC") == 1, text)

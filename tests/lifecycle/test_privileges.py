@@ -1,5 +1,6 @@
 """The router's rights: what each of its threads has, what it has of its caller's; also after a restart."""
 
+import contextlib
 import ctypes
 import errno
 import json
@@ -118,7 +119,11 @@ def surroundings(host):
 
 def children(pid):
     tasks = pathlib.Path(f"/proc/{pid}/task").iterdir()
-    return {int(word) for task in tasks for word in (task / "children").read_text().split()}
+    found = set()
+    for task in tasks:
+        with contextlib.suppress(OSError):  # a thread that has ended meanwhile
+            found.update(int(word) for word in (task / "children").read_text().split())
+    return found
 
 
 def network_reconciler(host):

@@ -29,7 +29,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { EXIT_NOT_HERE = 77, STACK_BYTES = 65536, PAGE_BYTES = 4096, RUN_SECONDS_MAX = 40 };
+enum { EXIT_NOT_HERE = 77, STACK_BYTES = 65536, PAGE_BYTES = 4096, RUN_SECONDS_MAX = 120 };
 
 // Shared by processes that do not share their memory.
 struct signs {

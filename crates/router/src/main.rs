@@ -200,11 +200,12 @@ fn reconcile_networks(arguments: &Arguments) -> io::Result<()> {
 /// The near halves' process; it ends with the router.
 fn serve_near_halves() -> io::Result<()> {
     let socket = io::stdin().as_fd().try_clone_to_owned()?;
+    // It takes as many descriptors as it may, which it can't once it is confined.
+    let mut service = NearHalfService::new(socket);
     let mut refusals = privileges::confine(Role::NearHalves)?;
     privileges::enter(ThreadKind::NearHalves);
     // The process' name, too.
     rustix::thread::set_name(c"ff-near-halves")?;
-    let mut service = NearHalfService::new(socket);
     loop {
         let mut polled = [service.as_fd(), refusals.as_fd()].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         while let Err(rustix::io::Errno::INTR) = rustix::event::poll(&mut polled, None) {}

@@ -1,6 +1,7 @@
 //! A request's address: the names in its path, the parameters after `?`, and label selectors.
 use super::failure::Failure;
 use axum::extract::{FromRequestParts, Path};
+use axum::http::StatusCode;
 use axum::http::request::Parts;
 use freeflow_orchestrator::objects::Labels;
 use freeflow_orchestrator::{check_label_name, check_label_value};
@@ -17,8 +18,13 @@ impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for Named<T
     type Rejection = Failure;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
-        let path = Path::from_request_parts(parts, state).await;
-        path.map(|Path(names)| Self(names)).map_err(|_| Failure::bad_request("the path is not well-formed"))
+        match Path::from_request_parts(parts, state).await {
+            Ok(Path(names)) => Ok(Self(names)),
+            Err(error) if error.status() == StatusCode::BAD_REQUEST => {
+                Err(Failure::bad_request("the path is not well-formed"))
+            }
+            Err(error) => Err(Failure::internal(error.to_string())),
+        }
     }
 }
 

@@ -79,8 +79,8 @@ impl Attachment for Local {
         Box::new(self.identifiers.take_waiting())
     }
 
-    fn has_ended(&self) -> bool {
-        false
+    fn ended(&self) -> Option<&'static str> {
+        None
     }
 }
 

@@ -59,8 +59,8 @@ pub trait Attachment: Send + Sync {
     /// The vNIC ends: gives back what holds peers at which nobody has begun to look.
     fn take_waiting(&self) -> Box<dyn Any + Send>;
 
-    /// Nothing is reached by it any more: another one takes its place.
-    fn has_ended(&self) -> bool;
+    /// Why it has ended by itself: nothing is reached by it any more, and another one takes its place.
+    fn ended(&self) -> Option<&'static str>;
 }
 
 /// The process of one connection.

@@ -5,7 +5,7 @@
 //! a process that blocks an access blocks nothing but the router's wait for it.
 //!
 //! The router is trusted; one that sends nonsense is not understood, and the stream ends.
-use crate::admission::account::{Account, Charge, Commons};
+use crate::admission::account::{Account, Charge};
 use crate::attachment::local::Local;
 use crate::attachment::{AttachedProcess, Attachment, Peer};
 use crate::base::deferred_drop::Closer;
@@ -128,8 +128,8 @@ struct Near {
 ///
 /// # Errors
 /// No thread or descriptor is to be had, or the router sends nonsense.
-pub fn serve(stream: OwnedFd, commons: Arc<Commons>, alive: Arc<()>) -> io::Result<()> {
-    let account = Arc::new(Account::new(commons));
+pub fn serve(stream: OwnedFd, account: Arc<Account>, alive: Arc<()>) -> io::Result<()> {
+    freeflow_shm::prefer_short_slices();
     let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
     let router = Router(Arc::new(stream));
     epoll::add(&*epoll, &*router.0, epoll::EventData::new_u64(STREAM), epoll::EventFlags::IN)?;
@@ -139,6 +139,7 @@ pub fn serve(stream: OwnedFd, commons: Arc<Commons>, alive: Arc<()>) -> io::Resu
     let (own, held) = (router.clone(), alive.clone());
     let body = move || {
         privileges::enter(ThreadKind::SlowPath);
+        freeflow_shm::prefer_short_slices();
         access(&received, &own);
         drop(held);
     };
@@ -268,9 +269,11 @@ impl Near {
     fn freeze(&self, (request, process): (u64, u64), command: FreezeCommand) {
         match self.process(process) {
             Ok(process) => {
-                let router = self.router.clone();
-                let answer =
-                    move |result: Result<(), VerbsError>| router.answer(request, result.map(|()| Answer::Done));
+                let (router, alive) = (self.router.clone(), self.alive.clone());
+                let answer = move |result: Result<(), VerbsError>| {
+                    router.answer(request, result.map(|()| Answer::Done));
+                    drop(alive);
+                };
                 process.freeze(command, Box::new(answer));
             }
             Err(error) => self.router.answer(request, Err(error)),

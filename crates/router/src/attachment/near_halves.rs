@@ -7,11 +7,11 @@
 //!
 //! The process ends when the router does, also by SIGKILL: its socket closes. If it ends before, all
 //! streams end, and connections are refused until the router is started again.
-use crate::admission::account::Commons;
+use crate::admission::account::{Account, Commons};
 use crate::attachment::near;
-use crate::base::log::warning;
+use crate::base::log::{Lines, warning};
 use crate::base::privileges::{self, ThreadKind};
-use freeflow_shm::fd;
+use freeflow_shm::{fd, monotonic_ns};
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -76,6 +76,7 @@ pub struct NearHalfService {
     socket: OwnedFd,
     commons: Arc<Commons>,
     halves: Halves,
+    lines: Lines,
 }
 
 impl AsFd for NearHalfService {
@@ -86,18 +87,30 @@ impl AsFd for NearHalfService {
 
 impl NearHalfService {
     pub fn new(socket: OwnedFd) -> Self {
-        Self { socket, commons: Arc::new(Commons::of_process()), halves: Halves::default() }
+        Self { socket, commons: Arc::new(Commons::of_process()), halves: Halves::default(), lines: Lines::default() }
     }
 
     /// Waits for a stream and begins its near half. False: the router has ended.
     pub fn begin_next(&mut self) -> bool {
         let mut buffer = [0; NAME_BYTES_MAX];
         match fd::receive_into(&self.socket, &mut buffer, 1) {
-            Ok((0, _)) | Err(_) => false,
+            Ok((0, _)) => false,
+            // The stream was lost for want of a descriptor: it has closed, which the router sees.
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                if self.may_log() {
+                    warning!("the stream of a vNIC is lost", error = error);
+                }
+                true
+            }
+            Err(error) => {
+                warning!("the router's socket fails", error = error);
+                false
+            }
             Ok((bytes, streams)) => {
                 let vnic = String::from_utf8_lossy(&buffer[..bytes]).into_owned();
                 if let Some(stream) = streams.into_iter().next()
-                    && let Err(error) = self.halves.begin(&vnic, stream, self.commons.clone())
+                    && let Err(error) = self.halves.begin(&vnic, stream, &self.commons)
+                    && self.may_log()
                 {
                     warning!("no near half for a vNIC", vnic = vnic, error = error);
                 }
@@ -105,27 +118,42 @@ impl NearHalfService {
             }
         }
     }
+
+    /// Whether one more line may be logged of what vNICs' processes do as often as they like.
+    fn may_log(&mut self) -> bool {
+        self.lines.take(monotonic_ns()).is_some()
+    }
 }
 
-/// By the vNIC, what the threads of its near halves hold.
+/// Near halves of one vNIC.
+struct VnicHalves {
+    /// Of all of them: one that is blocked goes on counting.
+    account: Arc<Account>,
+    /// A weak reference to the count that the threads of each hold.
+    alive: Vec<Weak<()>>,
+}
+
+/// Near halves by their vNIC.
 #[derive(Default)]
-struct Halves(BTreeMap<String, Vec<Weak<()>>>);
+struct Halves(BTreeMap<String, VnicHalves>);
 
 impl Halves {
-    fn begin(&mut self, vnic: &str, stream: OwnedFd, commons: Arc<Commons>) -> io::Result<()> {
-        let is_alive = |half: &Weak<()>| half.strong_count() > 0;
-        self.0.retain(|_, halves| halves.iter().any(is_alive));
-        let halves = self.0.entry(vnic.to_owned()).or_default();
-        halves.retain(is_alive);
-        if halves.len() >= HALVES_OF_VNIC_MAX {
+    fn begin(&mut self, vnic: &str, stream: OwnedFd, commons: &Arc<Commons>) -> io::Result<()> {
+        for halves in self.0.values_mut() {
+            halves.alive.retain(|half| half.strong_count() > 0);
+        }
+        self.0.retain(|_, halves| !halves.alive.is_empty());
+        let new = || VnicHalves { account: Arc::new(Account::new(commons.clone())), alive: Vec::new() };
+        let halves = self.0.entry(vnic.to_owned()).or_insert_with(new);
+        if halves.alive.len() >= HALVES_OF_VNIC_MAX {
             return Err(io::Error::other("its processes block those that it had"));
         }
         let alive = Arc::new(());
-        halves.push(Arc::downgrade(&alive));
-        let vnic = vnic.to_owned();
+        halves.alive.push(Arc::downgrade(&alive));
+        let (vnic, account) = (vnic.to_owned(), halves.account.clone());
         let body = move || {
             privileges::enter(ThreadKind::Near);
-            if let Err(error) = near::serve(stream, commons, alive) {
+            if let Err(error) = near::serve(stream, account, alive) {
                 warning!("the near half of a vNIC has ended", vnic = vnic, error = error);
             }
         };

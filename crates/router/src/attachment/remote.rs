@@ -217,8 +217,8 @@ impl Attachment for Remote {
         Box::new(())
     }
 
-    fn has_ended(&self) -> bool {
-        self.0.lock().over.is_some()
+    fn ended(&self) -> Option<Reason> {
+        self.0.lock().over
     }
 }
 

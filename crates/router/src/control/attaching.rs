@@ -24,27 +24,35 @@ impl Control {
     ) -> io::Result<Arc<dyn Attachment>> {
         let Some(near_halves) = &self.config.near_halves else { return Ok(Arc::new(Local::new(account, closer))) };
         let (own, vnic) = (self.own.clone(), id.to_owned());
-        let ended = move |reason| own.send(Message::AttachmentEnded { vnic, reason });
+        let ended = move |_| own.send(Message::AttachmentEnded { vnic });
         Ok(Arc::new(Remote::start(near_halves.open(id)?, ANSWER_TIME_MAX, ended)?))
     }
 
     /// A vNIC whose attachment has ended gets another one, for who connects now.
     pub(crate) fn renew_attachment(&mut self, key: Key) -> io::Result<()> {
-        let Some(entry) = self.vnics.get(key).filter(|entry| entry.attachment.has_ended()) else { return Ok(()) };
-        let renewed = self.new_attachment(&entry.record.id, entry.account.clone(), entry.closer.clone())?;
+        let Some(entry) = self.vnics.get(key).filter(|entry| entry.attachment.ended().is_some()) else { return Ok(()) };
+        let (id, account, closer) = (entry.record.id.clone(), entry.account.clone(), entry.closer.clone());
+        // Its message may be on the way: connections of the old one must not outlive it.
+        self.handle_attachment_ended(&id);
+        let renewed = self.new_attachment(&id, account, closer)?;
         if let Some(entry) = self.vnics.get_mut(key) {
             entry.attachment = renewed;
+            entry.has_attachment_failed = false;
         }
         Ok(())
     }
 
     /// The vNIC fails, as when the worker gives it up: it takes sessions again.
-    pub(crate) fn handle_attachment_ended(&mut self, vnic: &str, reason: &'static str) {
+    pub(crate) fn handle_attachment_ended(&mut self, vnic: &str) {
         let entry = self.vnics_by_id.get(vnic).and_then(|&key| self.vnics.get_mut(key));
         // Another one of this name, perhaps, or with another attachment by now.
-        let Some(entry) = entry.filter(|entry| entry.attachment.has_ended()) else { return };
+        let Some(entry) = entry.filter(|entry| !entry.has_attachment_failed) else { return };
+        let Some(reason) = entry.attachment.ended() else { return };
+        entry.has_attachment_failed = true;
         entry.failed = Some(reason);
-        warning!("vNIC failed", vnic = vnic, reason = reason);
+        if self.may_log(vnic) {
+            warning!("vNIC failed", vnic = vnic, reason = reason);
+        }
         self.publish_phase(vnic);
         self.close_connections_of(vnic);
     }

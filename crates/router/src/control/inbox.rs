@@ -121,7 +121,7 @@ impl Control {
                 }
             }
             Message::Identified { vnic, newcomer, process } => self.finish_connection(vnic, *newcomer, process),
-            Message::AttachmentEnded { vnic, reason } => self.handle_attachment_ended(&vnic, reason),
+            Message::AttachmentEnded { vnic } => self.handle_attachment_ended(&vnic),
             Message::ThreadsFrozen { connection, result } => {
                 let answer = result.map_or_else(Answer::from, |()| Answer::done());
                 self.handle_request_done(connection, |_| answer);

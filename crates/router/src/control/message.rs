@@ -45,7 +45,6 @@ pub(crate) enum Message {
     /// A vNIC's attachment has ended by itself.
     AttachmentEnded {
         vnic: String,
-        reason: &'static str,
     },
     /// A connection's threads were frozen or thawed, or can't be.
     ThreadsFrozen {

@@ -1,7 +1,7 @@
 //! The control thread without its thread: what becomes of a tenant's memory, and of what comes after an end.
 use crate::admission::account::{Account, Charge, Commons};
 use crate::attachment::local::Local;
-use crate::attachment::{AttachedProcess, Attachment, Peer};
+use crate::attachment::{AttachedProcess, Attachment, Found, Peer};
 use crate::audit::Audit;
 use crate::base::deferred_drop::Closer;
 use crate::base::log::Lines;
@@ -27,8 +27,10 @@ use freeflow_shm::{Segment, fd, monotonic_ns};
 use freeflow_store::open_state_dir;
 use freeflow_verbs::{Duration, Instant, NetworkId, Shaping, VerbsError, VnicLimits};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
@@ -145,6 +147,7 @@ impl Rig {
             account: account.clone(),
             closer: Arc::default(),
             attachment: attachment.clone(),
+            has_attachment_failed: false,
             identifying: 0,
             freer: Closer::default(),
             lines: Lines::default(),
@@ -266,6 +269,46 @@ fn a_session_that_ends_is_freed_elsewhere() {
     assert_eq!((held.strong_count(), rig.segment_bytes()), (1, 4096));
     drop(release);
     until(|| held.strong_count() == 0 && rig.segment_bytes() == 0);
+}
+
+/// An attachment that has ended: nothing is reached by it.
+struct Ended;
+
+impl Attachment for Ended {
+    fn identify(&self, peer: Peer, found: Found) -> Result<(), Box<dyn Any + Send>> {
+        Err(Box::new((peer, found)))
+    }
+
+    fn event_channel(&self, _: usize) -> io::Result<(OwnedFd, OwnedFd)> {
+        Err(io::ErrorKind::BrokenPipe.into())
+    }
+
+    fn take_waiting(&self) -> Box<dyn Any + Send> {
+        Box::new(())
+    }
+
+    fn ended(&self) -> Option<&'static str> {
+        Some("its near half has ended")
+    }
+}
+
+#[test]
+fn an_attachment_is_renewed_only_when_its_connections_are_closed() {
+    let mut rig = Rig::new();
+    let vnic = rig.control.vnics_by_id[VNIC];
+    rig.control.vnics.get_mut(vnic).unwrap().attachment = Arc::new(Ended);
+    // Before the message that it has ended is taken.
+    rig.control.renew_attachment(vnic).unwrap();
+    rig.run();
+    assert!(rig.control.connections.get(rig.key).is_none(), "it reaches its process no more");
+    let failure = |rig: &Rig| {
+        let entry = rig.control.vnics.get(vnic).unwrap();
+        (entry.attachment.ended(), entry.failed)
+    };
+    assert_eq!(failure(&rig), (None, Some("its near half has ended")));
+    rig.control.vnics.get_mut(vnic).unwrap().failed = None;
+    rig.control.handle_attachment_ended(VNIC);
+    assert_eq!(failure(&rig), (None, None), "the message is of the old one");
 }
 
 #[test]

@@ -55,6 +55,8 @@ pub struct VnicEntry {
     pub closer: Arc<Closer>,
     /// How its processes are reached.
     pub attachment: Arc<dyn Attachment>,
+    /// It has ended, and its connections were closed.
+    pub has_attachment_failed: bool,
     /// Connections whose processes are being looked at.
     pub identifying: u32,
     /// Frees memory, and nothing that a tenant could block.

@@ -170,6 +170,7 @@ impl Control {
             attachment: self.new_attachment(&id, account.clone(), closer.clone())?,
             account,
             closer,
+            has_attachment_failed: false,
             identifying: 0,
             freer: Closer::default(),
             lines: Lines::default(),
