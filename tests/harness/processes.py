@@ -17,6 +17,15 @@ STARTED_MAX = 64
 started = collections.deque(maxlen=STARTED_MAX)
 
 
+def children(pid):
+    """IDs of a process' children, whichever of its threads began them."""
+    found = set()
+    for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):  # a thread that has ended meanwhile
+            found.update(int(word) for word in (task / "children").read_text().split())
+    return found
+
+
 class Running:
     """A program in the background, its output in a file."""
 

@@ -1,9 +1,21 @@
 """The router's holdings: counts, descriptors, mappings, memory, which may not grow."""
 
+import contextlib
 import pathlib
 import time
 
 from harness.failure import Failure, need
+from harness.processes import children
+
+
+def near_halves_of(host):
+    """Processes that reach the vNICs' processes for the router: one with `--attachment remote`, none without."""
+    found = []
+    for pid in children(host.router_pid()):
+        with contextlib.suppress(OSError):
+            if b"--near-halves" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+    return found
 
 
 def router_resources(host):
@@ -13,7 +25,8 @@ def router_resources(host):
                                            "mw_count", "xrcd_count", "registered_bytes", "segment_count",
                                            "segment_bytes")}
     proc = pathlib.Path(f"/proc/{host.router_pid()}")
-    counts["descriptors"] = len(list((proc / "fd").iterdir()))
+    holders = [proc, *(pathlib.Path(f"/proc/{pid}") for pid in near_halves_of(host))]
+    counts["descriptors"] = sum(len(list((holder / "fd").iterdir())) for holder in holders)
     counts["mappings"] = sum("memfd" in line for line in (proc / "maps").read_text().splitlines())
     return counts
 

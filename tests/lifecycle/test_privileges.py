@@ -1,6 +1,5 @@
 """The router's rights: what each of its threads has, what it has of its caller's; also after a restart."""
 
-import contextlib
 import ctypes
 import errno
 import json
@@ -113,22 +112,13 @@ def surroundings(host):
     opened = {os.readlink(link) for link in (proc / "fd").iterdir()}
     need(not any(name.startswith(str(host.directory)) and not name.startswith(str(host.run_dir)) for name in opened),
          f"it has kept a descriptor: {opened}")
-    for child in children(pid):
+    for child in harness.children(pid):
         need(int(pathlib.Path(f"/proc/{child}/oom_score_adj").read_text()) == max(before, 0), "its child is spared, too")
-
-
-def children(pid):
-    tasks = pathlib.Path(f"/proc/{pid}/task").iterdir()
-    found = set()
-    for task in tasks:
-        with contextlib.suppress(OSError):  # a thread that has ended meanwhile
-            found.update(int(word) for word in (task / "children").read_text().split())
-    return found
 
 
 def network_reconciler(host):
     """The one child: it has what changing interfaces takes, and the host follows by it."""
-    found = children(host.router_pid())
+    found = harness.children(host.router_pid())
     need(len(found) == 1, f"the router's children are {found}")
     status = status_of(pathlib.Path(f"/proc/{found.pop()}"))
     own = int(status_of(pathlib.Path("/proc/self"))["CapBnd"], 16)
@@ -138,9 +128,8 @@ def network_reconciler(host):
     need(status["Seccomp"] == status_of(pathlib.Path("/proc/self"))["Seccomp"], "it has a filter: it executes iptables")
 
 
-def near_halves_of(host):
-    """The process that reaches the vNICs' processes."""
-    found = [pid for pid in children(host.router_pid()) if b"--near-halves" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()]
+def only_near_halves(host):
+    found = harness.near_halves_of(host)
     need(len(found) == 1, f"processes of near halves: {found}")
     return found[0]
 
@@ -154,7 +143,7 @@ def near_halves(host):
     here = client.start("env", "FREEFLOW_REMAP=off", load, "client", server.ip, PORT)
     for program in (there, here):
         program.wait_for_output("ready")
-    near = near_halves_of(host)
+    near = only_near_halves(host)
     each_thread(host, frozenset(ALWAYS | {"ff-attachment"}), without={"CAP_SYS_PTRACE"})
     each_thread(host, {"ff-near-halves", "ff-near", "ff-slow-path"}, pid=near)
     server.remove()
@@ -172,7 +161,7 @@ def near_halves_die(host):
     container.exec(once, "once")
     idle = container.start(once, "idle")
     idle.wait_for_output("in force")
-    os.kill(near_halves_of(host), signal.SIGKILL)
+    os.kill(only_near_halves(host), signal.SIGKILL)
     end = time.monotonic() + 20
     while "its near half has ended" not in host.router_log():
         need(time.monotonic() < end, "no line of the log says so")
@@ -192,7 +181,7 @@ def all_of_it(host):
 
 
 def after_a_kill(host):
-    reconciler = children(host.router_pid()).pop()
+    reconciler = harness.children(host.router_pid()).pop()
     pidfd = os.pidfd_open(reconciler)
     harness.end_router(host)
     need(select.select([pidfd], [], [], 20)[0], "its network reconciler outlives it")
