@@ -46,6 +46,17 @@ static void end(int number) {
     ended = 1;
 }
 
+// A signal that came between a look at `ended` and `pause` would be waited for again.
+static void wait_for_end(void) {
+    sigset_t ends, before;
+    sigemptyset(&ends);
+    sigaddset(&ends, SIGTERM);
+    sigaddset(&ends, SIGALRM);
+    sigprocmask(SIG_BLOCK, &ends, &before);
+    while (!ended) sigsuspend(&before);
+    sigprocmask(SIG_SETMASK, &before, NULL);
+}
+
 // The queue of the router's socket may be full: then it is.
 static void connect_some(void) {
     for (int i = 0; i < connects; i++) {
@@ -239,7 +250,7 @@ static int stuck(bool by_fuse) {
         usleep(1000);
     }
     printf("in force\n");
-    while (!ended) pause();
+    wait_for_end();
     kill(-id, SIGKILL);
     waitpid(id, NULL, 0);
     return 0;
@@ -289,7 +300,7 @@ static int idle(void) {
     struct ibv_pd *pd = ibv_alloc_pd(device());
     if (!pd || !ibv_reg_mr(pd, memory, sizeof memory, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE)) die("a region");
     printf("in force\n");
-    while (!ended) pause();
+    wait_for_end();
     return 0;
 }
 
@@ -326,7 +337,7 @@ int main(int argc, char **argv) {
     if (!strcmp(what, "connect")) {
         connect_some();
         printf("in force\n");
-        while (!ended) pause();
+        wait_for_end();
         return 0;
     }
     return 2;
