@@ -92,7 +92,7 @@ pub const IBV_PORT_IP_BASED_GIDS: u32 = 1 << 26;
 /// `ibv_port_attr.flags`: every address handle needs a GRH.
 pub const IBV_QPF_GRH_REQUIRED: u8 = 1;
 
-// enum ibv_send_flags: FENCE, SIGNALED, SOLICITED, INLINE are freeflow_verbs::SendFlags
+// enum ibv_send_flags: FENCE, SIGNALED, SOLICITED, INLINE are `freeflow_verbs::SendFlags`
 pub const IBV_SEND_FENCE: c_uint = 1;
 pub const IBV_SEND_SIGNALED: c_uint = 1 << 1;
 pub const IBV_SEND_SOLICITED: c_uint = 1 << 2;
@@ -136,7 +136,7 @@ pub const IBV_CQ_INIT_ATTR_MASK_PD: u32 = 1 << 1;
 pub const IBV_CREATE_CQ_ATTR_SINGLE_THREADED: u32 = 1;
 pub const IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN: u32 = 1 << 1;
 
-// enum ibv_qp_type: RC, UC, UD and XRC are freeflow_verbs::QpType
+// enum ibv_qp_type: RC, UC, UD and XRC are `freeflow_verbs::QpType`
 pub const IBV_QPT_RC: c_uint = 2;
 pub const IBV_QPT_UC: c_uint = 3;
 pub const IBV_QPT_UD: c_uint = 4;
@@ -191,7 +191,7 @@ pub const IBV_QP_EX_WITH_TSO: u64 = 1 << 10;
 pub const IBV_QP_EX_WITH_FLUSH: u64 = 1 << 11;
 pub const IBV_QP_EX_WITH_ATOMIC_WRITE: u64 = 1 << 12;
 
-// enum ibv_qp_state has one more than freeflow_verbs::QpState
+// enum ibv_qp_state has one more than `freeflow_verbs::QpState`
 pub const IBV_QPS_UNKNOWN: c_uint = 7;
 
 // enum ibv_srq_attr_mask, enum ibv_srq_type, enum ibv_srq_init_attr_mask

@@ -706,8 +706,8 @@ impl Attached {
     }
 
     fn each_receiver(&self, mut each: impl FnMut(&Rings)) {
-        for attachment in self.blocks.iter().flatten().flat_map(|block| block.iter().flatten()) {
-            if let CompletionSource::Qp(rings, role) = attachment
+        for source in self.blocks.iter().flatten().flat_map(|block| block.iter().flatten()) {
+            if let CompletionSource::Qp(rings, role) = source
                 && role.receives
                 && rings.has_incoming()
             {
@@ -724,8 +724,8 @@ impl Attached {
     /// The router is gone: completes what is outstanding, in the order of posting in each queue.
     fn flush(&self, limit: usize, take: &mut impl FnMut(&Completion)) -> usize {
         let mut count = 0;
-        for attachment in self.blocks.iter().flatten().flat_map(|block| block.iter().flatten()) {
-            let CompletionSource::Qp(rings, role) = attachment else { continue };
+        for source in self.blocks.iter().flatten().flat_map(|block| block.iter().flatten()) {
+            let CompletionSource::Qp(rings, role) = source else { continue };
             let mut completion = Completion {
                 status: CompletionStatus::WorkRequestFlushed,
                 qpn: rings.qpn,

@@ -283,7 +283,7 @@ impl QueuePair {
         self.session.command(&Request::DetachMulticast { qp: self.handle, gid })
     }
 
-    /// PostHint one send request.
+    /// Posts one send request.
     ///
     /// # Errors
     /// Those of [`Self::begin_send`] and [`SendBatch::push`].
@@ -328,7 +328,7 @@ impl QueuePair {
     }
 }
 
-/// PostHint to a send queue; dropping it rings the doorbell once.
+/// Posts to a send queue; dropping it rings the doorbell once.
 pub struct SendBatch<'a> {
     qp: &'a QueuePair,
     rings: &'a Rings,
@@ -490,7 +490,7 @@ fn allows(qp_type: QpType, opcode: SendOpcode) -> bool {
     }
 }
 
-/// PostHint to a receive queue; dropping it rings the doorbell once.
+/// Posts to a receive queue; dropping it rings the doorbell once.
 pub struct ReceiveBatch<'a> {
     qp: &'a QueuePair,
     rings: &'a Rings,

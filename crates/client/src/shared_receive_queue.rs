@@ -126,7 +126,7 @@ impl SharedReceiveQueue {
     }
 }
 
-/// PostHint to an SRQ; dropping it rings the doorbell once.
+/// Posts to an SRQ; dropping it rings the doorbell once.
 pub struct SrqBatch<'a> {
     queue: &'a SharedReceiveQueue,
     requests: MutexGuard<'a, Requests>,

@@ -6,9 +6,9 @@ macro_rules! ids {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
         pub struct $name {
-            /// PacketPosition in its table.
+            /// Index in its table.
             pub index: u32,
-            /// Number of the place's use: a stale name has another.
+            /// Count of the slot's uses: a stale ID has another.
             pub generation: u32,
         }
 

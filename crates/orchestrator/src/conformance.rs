@@ -17,7 +17,7 @@ struct Model {
     now: u64,
 }
 
-/// SimRng made of one number.
+/// Random numbers that one seed makes.
 struct SimRng(u64);
 
 impl SimRng {

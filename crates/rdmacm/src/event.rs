@@ -285,7 +285,7 @@ enum ReadStep {
 /// `rdma_get_cm_event(3)`. Once the router is gone, every identifier of the channel gets
 /// DEVICE_REMOVAL, then it is EIO.
 ///
-/// QueuedEvent for the event is a cancellation point: programs end their event threads by
+/// The wait for the event is a cancellation point: programs end their event threads by
 /// `pthread_cancel`. So nothing that would have to be dropped is alive in this function while it
 /// waits; a thread that is cancelled leaves a reference to the channel behind. Of a channel that
 /// another thread closes meanwhile it hears nothing more, as with the kernel's.
@@ -438,7 +438,7 @@ pub(crate) fn write_own(id: &Id, kind: u32, status: c_int, argument: u64) -> Out
     Ok(())
 }
 
-/// AddrInfoState that nobody took are thrown away with the identifier.
+/// The answer of `rdma_resolve_addrinfo` that nobody took is freed with the identifier.
 pub(crate) fn forget_addrinfo(id: &Id) {
     let names = mem::replace(&mut id.state().names, AddrInfoState::Idle);
     drop(names);

@@ -70,10 +70,10 @@ struct Arguments {
     /// The other hosts: who they are, where, and their keys
     #[arg(long, value_name = "FILE")]
     peers: Option<PathBuf>,
-    /// How the sockets to them are opened, a JSON object with some of the fields of WireOptions, such as {"gso": false}
+    /// How the sockets to them are opened: JSON, some of the fields of `WireOptions`, such as {"gso": false}
     #[arg(long, value_name = "JSON", value_parser = WireOptions::parse)]
     wire_options: Option<WireOptions>,
-    /// Limits of each vNIC, a JSON object with some of the fields of VnicLimits, such as {"qp_count_max": 100}
+    /// Limits of each vNIC: JSON, some of the fields of `VnicLimits`, such as {"qp_count_max": 100}
     #[arg(long, value_name = "JSON", value_parser = parse_limits)]
     limits: Option<VnicLimits>,
     /// Directory that all routers of this machine share

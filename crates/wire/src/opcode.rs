@@ -167,7 +167,7 @@ impl Opcode {
         self.facts().0
     }
 
-    /// PacketPosition of the packet in its message or response.
+    /// Position of the packet in its message or response.
     pub const fn place(self) -> PacketPosition {
         self.facts().1
     }

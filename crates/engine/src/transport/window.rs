@@ -53,7 +53,7 @@ pub(crate) struct OutgoingMessage {
 /// The next packets to go out; all of one message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Burst {
-    /// PacketPosition of the message in the list.
+    /// Index of the message in the list.
     pub message: usize,
     pub psn: u32,
     /// Packet of the message that it begins with.

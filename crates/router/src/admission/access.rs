@@ -1,4 +1,4 @@
-//! AccessPolicy rules, as one thread of the router knows them: the worker for queue pairs, the
+//! Access rules, as one thread of the router knows them: the worker for queue pairs, the
 //! control thread for rdma_cm. Each has an [`AccessPolicy`] of its own, with the same rules; what
 //! rules refused and cut is counted in [`Rules`], which they share.
 //!

@@ -177,7 +177,7 @@ pub struct Ports {
     pub targets: Targets,
     pub pipes: Pipes,
     pub transfers: Transfers,
-    /// Sessions with memory that blocked the worker.
+    /// vNICs with memory that blocked the worker.
     pub blocks: Blocks,
     /// The copy threads.
     pub copy_threads: CopyThreads,

@@ -14,7 +14,7 @@ use std::fmt;
 /// Announcements of one host.
 pub const CLAIM_COUNT_MAX: usize = 131_072;
 
-/// ClaimSubject of an announcement.
+/// An announcement is about one of these.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ClaimSubject {
     Address { network: String, gid: Gid },
