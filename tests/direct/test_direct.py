@@ -66,18 +66,9 @@ def counted_since(host, before, requests):
     return carried
 
 
-def descendants(pid):
-    yield pid
-    try:
-        for child in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-            yield from descendants(int(child))
-    except OSError:
-        return
-
-
 def pid_of(running, program):
     """The program itself, not the command that started it."""
-    for pid in descendants(running.process.pid):
+    for pid in (running.process.pid, *harness.descendants(running.process.pid)):
         with open(f"/proc/{pid}/cmdline", "rb") as words:
             if words.read().split(b"\0")[0] == program.encode():
                 return pid

@@ -26,6 +26,14 @@ def children(pid):
     return found
 
 
+def descendants(pid):
+    """IDs of a process' children, of theirs and so on; each before its own."""
+    with contextlib.suppress(OSError):
+        for child in children(pid):
+            yield child
+            yield from descendants(child)
+
+
 class Running:
     """A program in the background, its output in a file."""
 

@@ -53,13 +53,6 @@ def until(condition, what, seconds=20):
         time.sleep(0.01)
 
 
-def descendants(pid):
-    with contextlib.suppress(OSError):
-        for child in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-            yield int(child)
-            yield from descendants(int(child))
-
-
 class Trace:
     """The system calls of the control thread and of the worker."""
 
@@ -192,7 +185,7 @@ class Stage:
         return self.trick("idle", in_force=stop)
 
     def victims_of(self, running, number):
-        for pid in descendants(running.process.pid):
+        for pid in harness.descendants(running.process.pid):
             if "stalls" in pathlib.Path(f"/proc/{pid}/cmdline").read_text():
                 os.kill(pid, number)
 
@@ -204,7 +197,7 @@ class Stage:
         group.mkdir()
 
         def freeze(running):
-            for pid in descendants(running.process.pid):
+            for pid in harness.descendants(running.process.pid):
                 (group / "cgroup.procs").write_text(str(pid))
             (group / "freezer.state").write_text("FROZEN")
             until(lambda: (group / "freezer.state").read_text().strip() == "FROZEN", "it does not freeze")
@@ -277,7 +270,7 @@ class Stage:
 
 def lift(running):
     """Ends a trick. What is stopped or frozen is no longer."""
-    for pid in list(descendants(running.process.pid)):
+    for pid in list(harness.descendants(running.process.pid)):
         for group in FREEZER.glob(f"freeflow-stalls-{os.getpid()}"):
             (group / "freezer.state").write_text("THAWED")
         with contextlib.suppress(ProcessLookupError):

@@ -59,7 +59,7 @@ pub trait Attachment: Send + Sync {
     /// The vNIC ends: gives back what holds peers at which nobody has begun to look.
     fn take_waiting(&self) -> Box<dyn Any + Send>;
 
-    /// Why it has ended by itself: nothing is reached by it any more, and another one takes its place.
+    /// Why it has ended: nothing is reached by it any more, and another one takes its place.
     fn ended(&self) -> Option<&'static str>;
 }
 

@@ -9,7 +9,7 @@
 //! streams end, and connections are refused until the router is started again.
 use crate::admission::account::{Account, Commons};
 use crate::attachment::near;
-use crate::base::log::{Lines, warning};
+use crate::base::log::{Lines, info, warning};
 use crate::base::privileges::{self, ThreadKind};
 use freeflow_shm::{fd, monotonic_ns};
 use std::collections::BTreeMap;
@@ -121,7 +121,11 @@ impl NearHalfService {
 
     /// Whether one more line may be logged of what vNICs' processes do as often as they like.
     fn may_log(&mut self) -> bool {
-        self.lines.take(monotonic_ns()).is_some()
+        let Some(left_out) = self.lines.take(monotonic_ns()) else { return false };
+        if left_out > 0 {
+            info!("lines left out", count = left_out);
+        }
+        true
     }
 }
 

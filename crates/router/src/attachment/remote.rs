@@ -143,14 +143,14 @@ impl Shared {
 pub struct Remote(Arc<Shared>);
 
 impl Remote {
-    /// `ended` is called once if the stream ends by itself, with the reason.
+    /// `ended` is called once if the stream ends by itself.
     ///
     /// # Errors
     /// No thread or descriptor is to be had.
     pub fn start(
         stream: OwnedFd,
         answer_time_max: Duration,
-        ended: impl FnOnce(Reason) + Send + 'static,
+        ended: impl FnOnce() + Send + 'static,
     ) -> io::Result<Self> {
         fd::set_nonblocking(&stream, true)?;
         let shared = Arc::new(Shared { state: Mutex::default(), wake: Doorbell::new()?, answer_time_max });
@@ -161,7 +161,7 @@ impl Remote {
             let reason = thread.serve();
             thread.finish(reason);
             if reason != DETACHED {
-                ended(reason);
+                ended();
             }
         };
         std::thread::Builder::new().name(ThreadKind::Attachment.name().into()).stack_size(256 * 1024).spawn(body)?;

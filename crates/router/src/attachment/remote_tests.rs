@@ -49,7 +49,7 @@ fn identify(remote: &Remote, id: u32) -> Receiver<Found> {
 /// A vNIC whose near half is threads of this process.
 struct Whole {
     remote: Remote,
-    ended: Receiver<&'static str>,
+    ended: Receiver<()>,
     _near_halves: NearHalves,
 }
 
@@ -58,7 +58,7 @@ impl Whole {
         let near_halves = NearHalves::in_this_process().unwrap();
         let (sender, ended) = channel();
         let stream = near_halves.open("v1").unwrap();
-        let remote = Remote::start(stream, LONG, move |reason| sender.send(reason).unwrap()).unwrap();
+        let remote = Remote::start(stream, LONG, move || sender.send(()).unwrap()).unwrap();
         Self { remote, ended, _near_halves: near_halves }
     }
 
@@ -71,14 +71,14 @@ impl Whole {
 struct Half {
     remote: Remote,
     stream: OwnedFd,
-    ended: Receiver<&'static str>,
+    ended: Receiver<()>,
 }
 
 impl Half {
     fn new(answer_time_max: Duration) -> Self {
         let (own, stream) = fd::seqpacket_pair().unwrap();
         let (sender, ended) = channel();
-        let remote = Remote::start(own, answer_time_max, move |reason| sender.send(reason).unwrap()).unwrap();
+        let remote = Remote::start(own, answer_time_max, move || sender.send(()).unwrap()).unwrap();
         Self { remote, stream, ended }
     }
 
@@ -101,7 +101,8 @@ impl Half {
     }
 
     fn why(&self) -> &'static str {
-        self.ended.recv_timeout(LONG).unwrap()
+        self.ended.recv_timeout(LONG).unwrap();
+        self.remote.ended().unwrap()
     }
 }
 

@@ -24,7 +24,7 @@ impl Control {
     ) -> io::Result<Arc<dyn Attachment>> {
         let Some(near_halves) = &self.config.near_halves else { return Ok(Arc::new(Local::new(account, closer))) };
         let (own, vnic) = (self.own.clone(), id.to_owned());
-        let ended = move |_| own.send(Message::AttachmentEnded { vnic });
+        let ended = move || own.send(Message::AttachmentEnded { vnic });
         Ok(Arc::new(Remote::start(near_halves.open(id)?, ANSWER_TIME_MAX, ended)?))
     }
 

@@ -2,12 +2,12 @@
 //! in [`blocking`](crate::memory::blocking).
 use crate::dataplane::ports::{Ports, Session};
 use crate::dataplane::table::Table;
-use crate::memory::blocking::BLOCKED_MIN;
+use crate::memory::blocking::BlockedStopwatch;
 use crate::memory::copies::{Walk, session_of};
 use crate::memory::page_table::Reach;
 use freeflow_engine::{SessionId, Source, SourceBody, Span, VnicId};
-use freeflow_shm::{monotonic_ns, voluntary_switch_count};
-use freeflow_verbs::{Duration, Instant};
+use freeflow_shm::monotonic_ns;
+use freeflow_verbs::Instant;
 
 /// Reads a byte of each page that the spans share with this process.
 fn touch(sessions: &Table<SessionId, Session>, spans: &[Span]) {
@@ -42,10 +42,9 @@ impl Ports {
         if self.blocks.avoids(vnic, self.now) {
             return true;
         }
-        let (began_ns, before) = (monotonic_ns(), voluntary_switch_count());
+        let stopwatch = BlockedStopwatch::start();
         touch(&self.sessions, spans);
-        let took = Duration(monotonic_ns() - began_ns);
-        if took < BLOCKED_MIN || voluntary_switch_count() == before {
+        if !stopwatch.is_blocked() {
             return false;
         }
         self.note_blocked(vnic);

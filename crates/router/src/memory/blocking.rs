@@ -9,7 +9,7 @@
 //! go by its own slow-path copier, so that no one else waits. Each further time doubles that; time
 //! without halves it again, for the worker may have waited for something else.
 use freeflow_engine::VnicId;
-use freeflow_shm::voluntary_switch_count;
+use freeflow_shm::{monotonic_ns, voluntary_switch_count};
 use freeflow_verbs::{Duration, Instant};
 
 /// A turn, or one side of a copy, that took less than this was not blocked long enough to matter.
@@ -21,6 +21,22 @@ pub(crate) const AVOIDED: Duration = Duration::from_millis(10_000);
 pub(crate) const DOUBLING_COUNT_MAX: u32 = 6;
 /// Each such time in which a vNIC is neither avoided nor blocks takes back one doubling.
 pub(crate) const FORGIVEN: Duration = Duration::from_millis(1_200_000);
+
+/// Tells whether this thread has been blocked by the kernel since it was started.
+pub(crate) struct BlockedStopwatch {
+    began_ns: u64,
+    switch_count: u64,
+}
+
+impl BlockedStopwatch {
+    pub(crate) fn start() -> Self {
+        Self { began_ns: monotonic_ns(), switch_count: voluntary_switch_count() }
+    }
+
+    pub(crate) fn is_blocked(&self) -> bool {
+        monotonic_ns() - self.began_ns > BLOCKED_MIN.0 && voluntary_switch_count() != self.switch_count
+    }
+}
 
 struct Avoided {
     vnic: VnicId,

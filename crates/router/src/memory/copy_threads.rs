@@ -17,10 +17,10 @@ use crate::base::mode::Mode;
 use crate::base::privileges::{self, ThreadKind};
 use crate::base::slab::{Key, Slab};
 use crate::base::wake::Waker;
-use crate::memory::blocking::BLOCKED_MIN;
+use crate::memory::blocking::BlockedStopwatch;
 use crate::memory::slow_path::{LINGER_NS, next_job};
 use freeflow_engine::{MemorySide, SessionId, Span, Token, VnicId};
-use freeflow_shm::{AccessError, Segment, cpu_count, monotonic_ns, prefer_short_slices, voluntary_switch_count};
+use freeflow_shm::{AccessError, Segment, cpu_count, prefer_short_slices};
 use freeflow_verbs::{Duration, Instant};
 use std::collections::VecDeque;
 use std::io;
@@ -398,22 +398,6 @@ pub(crate) fn perform(job: Job) -> Moved {
     let blocked = source.or_else(|| stopwatch.is_blocked().then_some(MemorySide::Destination));
     pieces.clear();
     Moved { id, pieces, result, blocked }
-}
-
-/// Tells whether this thread has been blocked by the kernel since it was started.
-struct BlockedStopwatch {
-    began_ns: u64,
-    switch_count: u64,
-}
-
-impl BlockedStopwatch {
-    fn start() -> Self {
-        Self { began_ns: monotonic_ns(), switch_count: voluntary_switch_count() }
-    }
-
-    fn is_blocked(&self) -> bool {
-        monotonic_ns() - self.began_ns > BLOCKED_MIN.0 && voluntary_switch_count() != self.switch_count
-    }
 }
 
 pub(crate) fn copy(pieces: &[Piece], last: bool) -> Result<(), Fault> {
