@@ -17,6 +17,9 @@ const KEY_USES_MAX: usize = 16;
 /// back costs the peer a copy of its pages, and the router says how much more it has to do for
 /// that.
 const BYTES_BEFORE_GRANT: u64 = 128 << 10;
+/// A request that reaches beyond what was granted counts a part of its bytes: a question helps only
+/// if the region's memory has grown since.
+const OVERLAP_SHARE: u64 = 64;
 /// The most between two questions for a key: what one costs is then little beside them.
 const BYTES_BETWEEN_MAX: u64 = 64 << 20;
 
@@ -68,6 +71,8 @@ pub(crate) struct Grants {
 /// The router's answer to a request for a grant.
 enum Verdict {
     Given,
+    /// The same as before: it does not reach as far as the request.
+    Unchanged,
     /// It has to carry so much more first.
     Missing(u64),
 }
@@ -115,6 +120,17 @@ impl GrantTable {
         std::mem::replace(&mut self.last, at) != at
     }
 
+    /// Whether a grant has some of these bytes, and not all.
+    #[cold]
+    fn overlaps(&self, request: &SendDescriptor<'_>, writes: bool, bytes: u32) -> bool {
+        let first = (request.rkey, writes, request.remote_address);
+        let end = (request.rkey, writes, request.remote_address.saturating_add(u64::from(bytes)));
+        let next = self.grants.partition_point(|grant| grant.order() <= first);
+        let begins_inside = |grant: &Grant| grant.offset_of(first.0, writes, first.2, 1).is_some();
+        self.grants.get(next).is_some_and(|grant| grant.order() < end)
+            || next.checked_sub(1).is_some_and(|before| begins_inside(&self.grants[before]))
+    }
+
     fn insert(&mut self, mut grant: Grant) {
         self.last_number += 1;
         grant.number = self.last_number;
@@ -151,7 +167,9 @@ impl Grants {
         let writes = request.opcode != SendOpcode::RdmaRead;
         let place = self.granted.table_mut().place(request, writes, bytes);
         if place.is_none() {
-            self.key_use(context, ring, request, writes, bytes);
+            let overlaps = self.granted.table().overlaps(request, writes, bytes);
+            let cost = (u64::from(bytes) + REQUEST_BYTES) / if overlaps { OVERLAP_SHARE } else { 1 };
+            self.key_use(context, ring, request, (writes, bytes), cost);
         }
         place
     }
@@ -200,8 +218,8 @@ impl Grants {
         context: &QpContext<'_>,
         ring: &RequestProducer,
         request: &SendDescriptor<'_>,
-        writes: bool,
-        bytes: u32,
+        (writes, bytes): (bool, u32),
+        cost: u64,
     ) {
         let is_it = |key_use: &KeyUse| key_use.rkey == request.rkey && key_use.writes == writes;
         let at = self.key_uses.iter().position(is_it).unwrap_or_else(|| {
@@ -213,7 +231,7 @@ impl Grants {
             self.key_uses.len() - 1
         });
         let key_use = &mut self.key_uses[at];
-        key_use.bytes += u64::from(bytes) + REQUEST_BYTES;
+        key_use.bytes += cost;
         if key_use.bytes < key_use.threshold {
             return;
         }
@@ -222,6 +240,7 @@ impl Grants {
         let key_use = &mut self.key_uses[at];
         key_use.threshold = match outcome {
             Ok(Verdict::Given) => BYTES_BEFORE_GRANT,
+            Ok(Verdict::Unchanged) => (key_use.threshold * 2).min(BYTES_BETWEEN_MAX),
             // Of which some is on its way.
             Ok(Verdict::Missing(bytes)) => bytes.clamp(BYTES_BEFORE_GRANT, BYTES_BETWEEN_MAX),
             Err(VerbsError::NotSupported) => (key_use.threshold * 16).min(BYTES_BETWEEN_MAX),
@@ -250,6 +269,13 @@ impl Grants {
         let fits = offset.checked_add(length).is_some_and(|end| end <= segment_bytes);
         if !fits || writes && !writable {
             return Err(VerbsError::NotSupported);
+        }
+        // Mapped anew, each of its pages would fault again.
+        let is_same = |grant: &Grant| {
+            grant.order() == (rkey, writes, address) && (grant.length, grant.offset) == (length, offset)
+        };
+        if self.are_current(ring) && self.granted.table().grants.iter().any(is_same) {
+            return Ok(Verdict::Unchanged);
         }
         let map = if writes { Segment::map } else { Segment::map_for_reading };
         let segment = map(memory.as_fd(), segment_bytes as usize).map_err(|_| VerbsError::NoMemory)?;
@@ -315,21 +341,25 @@ mod tests {
         Grant { rkey, writes, address, length, offset: 0, segment, number: 0 }
     }
 
-    /// Where in its segment a request of 8 bytes goes.
-    fn offset(grants: &mut GrantTable, rkey: u32, writes: bool, remote_address: u64) -> Option<usize> {
-        let request = SendDescriptor {
+    fn request() -> SendDescriptor<'static> {
+        SendDescriptor {
             wr_id: 0,
             opcode: SendOpcode::RdmaWrite,
             flags: freeflow_verbs::SendFlags(0),
             immediate: 0,
-            remote_address,
-            rkey,
+            remote_address: 0,
+            rkey: 0,
             compare_add: 0,
             swap: 0,
             remote_srqn: 0,
             sges: &[],
             inline: None,
-        };
+        }
+    }
+
+    /// Where in its segment a request of 8 bytes goes.
+    fn offset(grants: &mut GrantTable, rkey: u32, writes: bool, remote_address: u64) -> Option<usize> {
+        let request = SendDescriptor { remote_address, rkey, ..request() };
         let place = grants.place(&request, writes, 8)?;
         assert_eq!(place.grant, grants.last);
         Some(place.offset)
@@ -353,6 +383,29 @@ mod tests {
         assert_eq!(grants.grants.len(), GRANTS_MAX);
         assert_eq!((offset(&mut grants, 5, false, 0), offset(&mut grants, 5, true, 0)), (Some(0), None));
         assert_eq!(offset(&mut grants, 5, true, 7 * PIECE), Some(0));
+    }
+
+    #[test]
+    fn requests_that_reach_beyond_a_grant_are_known() {
+        let mut grants = GrantTable::default();
+        grants.insert(grant(5, true, 4 * PIECE, PIECE));
+        grants.insert(grant(5, true, 6 * PIECE, PIECE));
+        let overlaps = |rkey, writes, remote_address, bytes: u64| {
+            grants.overlaps(&SendDescriptor { remote_address, rkey, ..request() }, writes, bytes as u32)
+        };
+        assert!(overlaps(5, true, 4 * PIECE - 1, 2), "it begins before");
+        assert!(overlaps(5, true, 5 * PIECE - 1, 2), "it ends behind");
+        assert!(overlaps(5, true, 5 * PIECE, PIECE + 1) && overlaps(5, true, 3 * PIECE, 9 * PIECE));
+        for (rkey, writes, address, bytes) in [
+            (5, true, 5 * PIECE, PIECE),
+            (5, true, 3 * PIECE, PIECE),
+            (5, true, 7 * PIECE, PIECE),
+            (4, true, 3 * PIECE, 9 * PIECE),
+            (6, true, 3 * PIECE, 9 * PIECE),
+            (5, false, 3 * PIECE, 9 * PIECE),
+        ] {
+            assert!(!overlaps(rkey, writes, address, bytes), "{rkey} {writes} {address:#x} {bytes:#x}");
+        }
     }
 
     #[test]

@@ -18,6 +18,7 @@ use freeflow_shm::{
     pause, sched_yield,
 };
 use freeflow_verbs::{CompletionFlags, SendFlags, SendOpcode, VerbsError};
+use std::ops::RangeInclusive;
 
 /// Requests that the router gets before it is asked for a direct ring.
 const REQUESTS_BEFORE_DIRECT_RING: u32 = 16;
@@ -34,6 +35,13 @@ const REQUESTS_BEFORE_WAIT_MAX: u32 = 4096;
 /// The longest such wait, for each [`REQUESTS_BEFORE_WAIT`]; and the longest of all.
 const WAIT_NS: u64 = 200_000;
 const WAIT_NS_MAX: u64 = 3_000_000;
+/// A request of so many bytes may wait for [`FEW_REQUESTS`] of the router's, for as long as a copy
+/// of them takes. Not a larger one: the router copies such while this thread goes on.
+const WAITING_BYTES: RangeInclusive<u32> = 32 << 10..=256 << 10;
+const FEW_REQUESTS: u32 = 2;
+const FEW_WAIT_BYTES_PER_NS: u64 = 8;
+/// Such waits in vain until the router has got [`REQUESTS_BEFORE_WAIT`] requests.
+const FEW_WAITS_IN_VAIN: u32 = 4;
 /// Looks before each of which the waiting thread pauses; after them it gives way.
 const PAUSES: u32 = 64;
 
@@ -48,6 +56,7 @@ pub(crate) struct Outgoing {
     /// wait for it.
     routed: u32,
     routed_before_wait: u32,
+    few_wait_left: u32,
     /// Completions of requests that the router got, one more than the posting position of the last
     /// one; before the last change over, and now.
     returned_before_change: u32,
@@ -122,7 +131,7 @@ impl Outgoing {
         }
         let Some(payload) = Payload::of(request, context, &mut self.keys) else { return false };
         let may = context.session.is_surely_alive()
-            && (self.is_ours || self.is_drained(ring, returned) && self.is_open(ring))
+            && (self.is_ours || self.is_drained(ring, returned, payload.bytes) && self.is_open(ring))
             && self.finds_room(payload.bytes);
         let sent = may && self.publish(context, ring, request, &payload, None);
         if sent {
@@ -142,7 +151,7 @@ impl Outgoing {
         let Some(payload) = Payload::of(request, context, &mut self.keys) else { return false };
         let Some(place) = self.grants.find(context, ring, request, payload.bytes) else { return false };
         context.session.is_surely_alive()
-            && (self.is_ours || self.is_drained(ring, returned) && self.grants.are_current(ring))
+            && (self.is_ours || self.is_drained(ring, returned, payload.bytes) && self.grants.are_current(ring))
             && self.grants.reach(context, ring, place, &payload)
     }
 
@@ -172,7 +181,7 @@ impl Outgoing {
             outgoing.is_open(ring) && (place.is_none() || outgoing.grants.are_current(ring))
         };
         if !context.session.is_surely_alive()
-            || !(self.is_ours || self.is_drained(ring, returned) && is_current(self, ring))
+            || !(self.is_ours || self.is_drained(ring, returned, payload.bytes) && is_current(self, ring))
             || !self.finds_room(0)
         {
             return false;
@@ -189,18 +198,34 @@ impl Outgoing {
     /// Everything that the router got is done; completions from before the last path switch were
     /// returned.
     #[inline]
-    fn is_drained(&mut self, ring: &RequestProducer, returned: u32) -> bool {
+    fn is_drained(&mut self, ring: &RequestProducer, returned: u32, bytes: u32) -> bool {
         let is_returned = returned.wrapping_sub(self.returned_before_change) as i32 >= 0;
         if !is_returned {
             return false;
         }
-        ring.done() == ring.position() || self.routed >= self.routed_before_wait && self.waits_for(ring)
+        ring.done() == ring.position()
+            || self.routed >= self.routed_before_wait && self.waits_for(ring)
+            || WAITING_BYTES.contains(&bytes) && self.waits_for_few(ring, bytes)
     }
 
     /// Whether the direct ring is still what it was before the router was done with the last
     /// request: if that failed, it is not.
     fn is_open(&self, ring: &RequestProducer) -> bool {
         self.open_ring.as_ref().is_some_and(|open| open.direct_rings_closed == ring.direct_rings_closed())
+    }
+
+    /// A request is large, and the router has few before it: a wait costs less than the router's copy
+    /// would, if these are as large at most.
+    #[cold]
+    fn waits_for_few(&mut self, ring: &RequestProducer, bytes: u32) -> bool {
+        let few = ring.position().wrapping_sub(ring.done()) <= FEW_REQUESTS;
+        let at_most_ns = u64::from(bytes) / FEW_WAIT_BYTES_PER_NS * u64::from(FEW_REQUESTS);
+        few && self.few_wait_left > 0 && {
+            let is_done = wait_until(at_most_ns, || ring.done() == ring.position());
+            // The router is slow, or busy with others: not again and again.
+            self.few_wait_left = if is_done { FEW_WAITS_IN_VAIN } else { self.few_wait_left - 1 };
+            is_done
+        }
     }
 
     /// Waits until the router is done with what it got: a program that always has requests under
@@ -231,6 +256,7 @@ impl Outgoing {
             self.is_ours = true;
             self.returned_before_change = self.signaled_until;
             (self.routed, self.routed_before_wait) = (0, REQUESTS_BEFORE_WAIT);
+            self.few_wait_left = FEW_WAITS_IN_VAIN;
         }
         is_change
     }
