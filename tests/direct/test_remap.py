@@ -27,10 +27,12 @@ NOT_HERE = 77  # what a case ends with that needs something of the machine
 ALONE = ("kinds", "data", "overlap", "rereg", "resident", "stale", "fork", "limit", "many",
          "renewed", "renewed-heap", "renewed-small", "renewed-on-demand", "renewed-moved",
          "renewed-atomics")
+EDGES = ("edges", "edges-shared", "edges-fleeting", "edges-writers", "edges-signals", "edges-fork", "edges-forks", "edges-allocator")
 THREADS = ("writers", "signals", "reads", "calls", "atomics", "allocator", "fork-threads", "shared-again")
 
 # Those in which bytes are moved: with several workers only they are run again.
-WITH_TRAFFIC = ("data", "overlap", "rereg", "renewed", "renewed-on-demand", "renewed-atomics", "fork", "reads", "calls", "atomics", "fork-threads")
+WITH_TRAFFIC = ("data", "overlap", "rereg", "renewed", "renewed-on-demand", "renewed-atomics", "fork", "reads", "calls", "atomics", "fork-threads",
+                "edges-shared", "edges-writers", "edges-forks")
 
 PYTHON = """
 import ctypes, gc, sys
@@ -144,7 +146,7 @@ def containers():
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("name", WITH_TRAFFIC if WORKERS else ALONE + THREADS)
+@pytest.mark.parametrize("name", WITH_TRAFFIC if WORKERS else ALONE + THREADS + EDGES)
 def test_case(container, held, program, name):
     with HugePages() if name == "kinds" else contextlib.nullcontext():
         case(container, program, name)
@@ -152,7 +154,7 @@ def test_case(container, held, program, name):
 
 @pytest.mark.sampled
 @pytest.mark.usual_workers
-@pytest.mark.parametrize("name, allocator", itertools.product(("allocator", "fork-threads"), ALLOCATORS))
+@pytest.mark.parametrize("name, allocator", itertools.product(("allocator", "fork-threads", "edges-allocator", "edges-forks"), ALLOCATORS))
 def test_other_allocators(container, held, program, name, allocator):
     harness.require_commands(ALLOCATORS[allocator])
     preloaded(container, program, name, ALLOCATORS[allocator])
@@ -160,7 +162,7 @@ def test_other_allocators(container, held, program, name, allocator):
 
 @pytest.mark.sampled
 @pytest.mark.usual_workers
-@pytest.mark.parametrize("name", ["kinds", "writers", "fork", "shared-again"])
+@pytest.mark.parametrize("name", ["kinds", "writers", "fork", "shared-again", "edges", "edges-fork"])
 def test_mapping_calls_hooked(container, held, program, name):
     preloaded(container, program, name, harness.program("hooks.so"))
 
@@ -196,7 +198,7 @@ def test_router_dies(container, host, held, program):
 
 
 @pytest.mark.usual_workers
-@pytest.mark.parametrize("name", ["writers", "charged"])
+@pytest.mark.parametrize("name", ["writers", "charged", "edges", "edges-writers"])
 def test_in_podman(containers, program, name):
     """With podman's own seccomp filter, no capability and a memory group: the router holds the threads, not the program."""
     case_in_podman(containers, program, name)

@@ -84,4 +84,12 @@ void case_client_steady(void);
 void case_client_fleeting(void);
 void case_router_death(void);
 void case_cost(void);
+void case_edges(void);
+void case_edges_shared(void);
+void case_edges_fleeting(void);
+void case_edges_writers(void);
+void case_edges_forks(void);
+void case_edges_signals(void);
+void case_edges_fork(void);
+void case_edges_allocator(void);
 #endif

@@ -67,8 +67,8 @@ pub enum Request {
     /// InvalidArgument: they overlap something mapped. NotSupported: as for `MapSegment`; a segment
     /// that is granted is revoked first if these pages lie outside the region by which it is.
     MapPart { segment: Handle, offset: u64, address: u64, length: u64 },
-    /// The process is about to put ordinary memory in the place of the parts between these addresses. On return the
-    /// router does not use them any more.
+    /// The process is about to put ordinary memory in the place of the parts between these addresses, or has done so
+    /// with its copies of revoked ones. On return the router does not use them any more.
     UnmapPart { address: u64, length: u64 },
     /// Stops all threads of the process but the one that asks, which names itself by its ID in its own PID namespace,
     /// until `ThawThreads`, and for one second at most. System calls that are interrupted go on afterwards.
@@ -195,7 +195,8 @@ pub enum Request {
     /// it, and says so by `ConfirmRevocation`. Until it has, nothing is granted any more; a process
     /// that does not within [`REVOCATION_TIME_MAX_MS`] loses its session. [`COMMAND_RESHARE`]:
     /// where those copies are, it may put a new segment, and report it by `MapPart`; nobody waits
-    /// for that. Exists: they are open.
+    /// for that. [`COMMAND_SHARE`]: the same of memory that the slow path reaches again and again,
+    /// named by its address ([`share_command`]). Exists: they are open.
     OpenCommands,
     /// Nothing of this segment is mapped in the process any more. What the router knew of parts of
     /// it is gone before the command was sent. The segment can be destroyed then, but not mapped
@@ -313,6 +314,26 @@ pub const COMMAND_BYTES: usize = 8;
 pub const COMMAND_REVOKE: u32 = 0;
 /// The same.
 pub const COMMAND_RESHARE: u32 = 1;
+/// The same.
+pub const COMMAND_SHARE: u32 = 2;
+/// Bits of a command's second word that say what to do.
+const COMMAND_MASK: u32 = 0xff;
+/// A command to share memory names so many bytes, which begin at a multiple of that.
+pub const SHARE_BYTES: u64 = 1 << 16;
+
+/// The two words of a command to share the [`SHARE_BYTES`] at an address.
+#[must_use]
+pub const fn share_command(address: u64) -> (u32, u32) {
+    let number = address / SHARE_BYTES;
+    (number as u32, COMMAND_SHARE | ((number >> 32) as u32) << COMMAND_MASK.count_ones())
+}
+
+/// The kind of a command, and the first of the addresses that [`share_command`] names.
+#[must_use]
+pub const fn decode_command(first: u32, second: u32) -> (u32, u64) {
+    let number = first as u64 | ((second >> COMMAND_MASK.count_ones()) as u64) << 32;
+    (second & COMMAND_MASK, number * SHARE_BYTES)
+}
 /// Bytes that a request counts besides its payload where grants are earned, see
 /// [`Reply::NotEnoughCredit`].
 pub const REQUEST_BYTES: u64 = 4096;

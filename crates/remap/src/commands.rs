@@ -1,10 +1,11 @@
-//! The thread that carries out the router's commands: one for each session with exclusive arenas.
+//! The thread that carries out the router's commands: one for each session that registered memory.
+//! It also takes pages out of arenas for other threads, which can't move pages of their own stacks:
+//! partial pages before the process forks, and what a thread deregisters on its stack.
 //!
 //! A program that looks at its threads sees one more, `freeflow-revoke`, from its first
-//! registration with remote rights on (none where the router grants nothing, or with
-//! `FREEFLOW_REMAP=off`). It takes no signals. The C library then takes its locks as for any
-//! program of several threads, and what the kernel allows only a process of one thread (a new user
-//! namespace) is to be done before.
+//! registration on (none where the router gives no commands, or with `FREEFLOW_REMAP=off`). It takes
+//! no signals. The C library then takes its locks as for any program of several threads, and what
+//! the kernel allows only a process of one thread (a new user namespace) is to be done before.
 //!
 //! Invariant: the thread waits in `poll`, or for the table's lock; all else that it does, from its
 //! beginning to its end, it does while it, or the thread that started it, has that lock. So pages
@@ -14,7 +15,7 @@
 //! session's, waits for no command: the router answers everything else without waiting for its
 //! commands.
 use crate::lock::locked;
-use crate::table::Table;
+use crate::table::{ShareRequest, Table};
 use crate::threads::{self, now_ns};
 use freeflow_client::{
     Awaited, COMMAND_BYTES, MemoryCommand, PendingCommands, REVOCATION_TIME_MAX_MS, RevokeCommands, Session,
@@ -22,10 +23,10 @@ use freeflow_client::{
 use freeflow_verbs::VerbsError;
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -36,6 +37,8 @@ const BEGIN_WITHIN_NS: u64 = 1_000_000_000;
 
 /// The newest one's pipe, or -1.
 static DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
+/// The newest one's eventfd, or -1.
+static WAKE: AtomicI32 = AtomicI32::new(-1);
 
 /// Longest wait for the next command to be carried out: by then the router has ended a session that
 /// does not do it.
@@ -93,39 +96,101 @@ fn is_readable(descriptor: RawFd, timeout_ms: i32) -> bool {
 }
 
 /// A thread's argument.
-struct Task {
+pub(crate) struct Task {
     /// Weak: the session ends with the program's last use of it, and the pipe with the session.
     session: Weak<Session>,
     serial: u64,
     pending: Arc<PendingCommands>,
     /// Without one it ends.
     pipe: OnceLock<OwnedFd>,
+    /// An eventfd: pages are to be taken out of arenas.
+    wake: OwnedFd,
+    /// Partial pages too, which regions touch.
+    takes_partial: AtomicBool,
+    /// How often it was done.
+    take_out_count: AtomicU32,
     /// It waits for commands.
     has_begun: AtomicBool,
     /// It was counted by [`threads::add_quiescent`].
     is_quiescent: AtomicBool,
 }
 
-/// Asks the router for commands, and starts their thread. False: there will be none. Under the
+impl Task {
+    /// Has pages of this session made private that no region touches any more, and `partial` pages
+    /// whatever touches them. Waits for it until `deadline_ns`, without the table's lock.
+    pub fn take_out_soon(&self, partial: bool, deadline_ns: u64) {
+        // Acquire; partner: the Release addition in `take_out`.
+        let before = self.take_out_count.load(Ordering::Acquire);
+        // Release; partner: the swap in `take_out`.
+        self.takes_partial.fetch_or(partial, Ordering::Release);
+        let one = 1_u64.to_ne_bytes();
+        // SAFETY: eight bytes of ours.
+        unsafe { libc::write(self.wake.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+        while self.take_out_count.load(Ordering::Acquire) == before && now_ns() <= deadline_ns {
+            std::thread::sleep(FREQUENT_LOOK);
+        }
+    }
+
+    /// Whether it was asked to, once for all times.
+    fn was_woken(&self) -> bool {
+        let mut count = [0_u8; 8];
+        // SAFETY: the buffer is ours to write, for so many bytes.
+        unsafe { libc::read(self.wake.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) > 0 }
+    }
+
+    fn take_out(&self) {
+        let body = |table: &mut Table| {
+            let Some(session) = self.session.upgrade() else { return };
+            table.retry_pending(&session);
+            // AcqRel; partner: the addition in `take_out_soon`.
+            if self.takes_partial.swap(false, Ordering::AcqRel) {
+                table.take_out_partial_pages(&session);
+            }
+        };
+        let _ = catch_unwind(AssertUnwindSafe(|| locked().with(body)));
+        self.take_out_count.fetch_add(1, Ordering::Release);
+    }
+}
+
+fn eventfd() -> Option<OwnedFd> {
+    // SAFETY: a new descriptor, nobody else's.
+    unsafe {
+        let descriptor = libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK);
+        (descriptor >= 0).then(|| OwnedFd::from_raw_fd(descriptor))
+    }
+}
+
+/// Asks the router for commands, and starts their thread. `None`: there will be none. Under the
 /// table's lock.
-pub(crate) fn start(session: &Arc<Session>) -> bool {
+pub(crate) fn start(session: &Arc<Session>) -> Option<Arc<Task>> {
     let (has_begun, is_quiescent) = (AtomicBool::new(false), AtomicBool::new(false));
     let serial = session.serial();
     let pending = session.pending_commands().clone();
     let pipe = OnceLock::new();
-    let task = Arc::new(Task { session: Arc::downgrade(session), serial, pending, pipe, has_begun, is_quiescent });
+    let task = Arc::new(Task {
+        session: Arc::downgrade(session),
+        serial,
+        pending,
+        pipe,
+        wake: eventfd()?,
+        takes_partial: AtomicBool::new(false),
+        take_out_count: AtomicU32::new(0),
+        has_begun,
+        is_quiescent,
+    });
     // Before the pipe: once the router has said yes, it counts on a reader. The thread waits for
     // the lock.
     if !spawn(&task) {
-        return false;
+        return None;
     }
     note_begun(&task);
-    let Ok(pipe) = session.open_commands() else { return false };
+    let pipe = session.open_commands().ok()?;
     let descriptor = pipe.as_raw_fd();
     task.pending.set_pipe(descriptor);
     // Relaxed: read by a child of `fork`, which this thread or a later holder of the lock makes.
     DESCRIPTOR.store(descriptor, Ordering::Relaxed);
-    task.pipe.set(pipe).is_ok()
+    WAKE.store(task.wake.as_raw_fd(), Ordering::Relaxed);
+    task.pipe.set(pipe).is_ok().then_some(task)
 }
 
 /// Waits until the thread has begun, and counts it then.
@@ -188,10 +253,16 @@ extern "C" fn run(argument: *mut c_void) -> *mut c_void {
     ptr::null_mut()
 }
 
-/// Carries out commands until there will be no more. Re-sharing waits until there is no other
-/// command.
+/// Carries out commands until there will be no more. What is to be shared waits until there is no
+/// other command.
 fn serve(task: &Task, descriptor: RawFd) {
-    while let Some(command) = next_command(descriptor, &task.pending.commands) {
+    let mut on_wake = || {
+        if task.was_woken() {
+            task.take_out();
+        }
+    };
+    let wake = task.wake.as_raw_fd();
+    while let Some(command) = next_command(descriptor, &task.pending.commands, wake, &mut on_wake) {
         let carry_out = || locked().with(|table| carry_out(table, task, command));
         let Ok(outcome) = catch_unwind(AssertUnwindSafe(carry_out)) else {
             task.pending.commands.give_up();
@@ -203,7 +274,7 @@ fn serve(task: &Task, descriptor: RawFd) {
         }
         let mut goes_on = outcome != Outcome::Over;
         while goes_on && !is_readable(descriptor, 0) {
-            let follow = || locked().with(|table| reshare_next(table, task));
+            let follow = || locked().with(|table| share_next(table, task));
             let Ok(Some(is_alive)) = catch_unwind(AssertUnwindSafe(follow)) else { break };
             goes_on = is_alive;
         }
@@ -214,18 +285,34 @@ fn serve(task: &Task, descriptor: RawFd) {
 }
 
 /// `None`: there is none; else whether the session is alive.
-fn reshare_next(table: &mut Table, task: &Task) -> Option<bool> {
+fn share_next(table: &mut Table, task: &Task) -> Option<bool> {
     let session = task.session.upgrade()?;
-    let segment = table.next_reshare(task.serial)?;
-    table.reshare(&session, segment);
+    match table.next_share(task.serial)? {
+        ShareRequest::Segment(segment) => table.reshare(&session, segment),
+        ShareRequest::Addresses(addresses) => table.share(&session, addresses),
+    }
     table.tidy(&session);
     Some(!session.is_dead())
 }
 
-/// `None`: there will be no more.
-fn next_command(descriptor: RawFd, commands: &RevokeCommands) -> Option<[u8; COMMAND_BYTES]> {
+/// `None`: there will be no more. `on_wake` is called when `wake` is readable.
+fn next_command(
+    descriptor: RawFd,
+    commands: &RevokeCommands,
+    wake: RawFd,
+    on_wake: &mut dyn FnMut(),
+) -> Option<[u8; COMMAND_BYTES]> {
     loop {
-        is_readable(descriptor, -1);
+        let mut polled = [descriptor, wake].map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
+        // SAFETY: two pollfds of ours.
+        unsafe { libc::poll(polled.as_mut_ptr(), 2, -1) };
+        let [command, woken] = polled;
+        if woken.revents != 0 {
+            on_wake();
+        }
+        if command.revents == 0 {
+            continue;
+        }
         let mut is_over = false;
         let command = commands.take(|| {
             let mut command = [0; COMMAND_BYTES];
@@ -266,7 +353,11 @@ fn carry_out(table: &mut Table, task: &Task, command: [u8; COMMAND_BYTES]) -> Ou
             is_revoked
         }
         MemoryCommand::Reshare(segment) => {
-            table.queue_reshare(task.serial, segment);
+            table.queue_share(task.serial, ShareRequest::Segment(segment));
+            true
+        }
+        MemoryCommand::Share(addresses) => {
+            table.queue_share(task.serial, ShareRequest::Addresses(addresses));
             true
         }
         MemoryCommand::Unknown => true,
@@ -283,10 +374,14 @@ fn carry_out(table: &mut Table, task: &Task, command: [u8; COMMAND_BYTES]) -> Ou
 fn end(table: &mut Table, task: Arc<Task>) {
     table.note_commands_ended(task.serial);
     task.pending.set_pipe(-1);
-    // Relaxed: as it was written; only this thread closes the descriptor.
+    // Relaxed: as it was written; only this thread closes the descriptors.
+    let forget = |newest: &AtomicI32, descriptor: &OwnedFd| {
+        let _ = newest.compare_exchange(descriptor.as_raw_fd(), -1, Ordering::Relaxed, Ordering::Relaxed);
+    };
     if let Some(pipe) = task.pipe.get() {
-        let _ = DESCRIPTOR.compare_exchange(pipe.as_raw_fd(), -1, Ordering::Relaxed, Ordering::Relaxed);
+        forget(&DESCRIPTOR, pipe);
     }
+    forget(&WAKE, &task.wake);
     let is_quiescent = task.is_quiescent.load(Ordering::Relaxed);
     drop(task);
     if is_quiescent {
@@ -297,11 +392,13 @@ fn end(table: &mut Table, task: Arc<Task>) {
 /// In a child of `fork`, which has no such thread. Only async-signal-safe calls.
 pub(crate) fn reset_in_child() {
     threads::reset_quiescent();
-    // Relaxed: the child has one thread.
-    let descriptor = DESCRIPTOR.swap(-1, Ordering::Relaxed);
-    if descriptor >= 0 {
-        // SAFETY: its owner is a thread that is not here, and what that has is forgotten.
-        unsafe { libc::close(descriptor) };
+    for newest in [&DESCRIPTOR, &WAKE] {
+        // Relaxed: the child has one thread.
+        let descriptor = newest.swap(-1, Ordering::Relaxed);
+        if descriptor >= 0 {
+            // SAFETY: its owner is a thread that is not here, and what that has is forgotten.
+            unsafe { libc::close(descriptor) };
+        }
     }
 }
 
@@ -317,7 +414,6 @@ mod tests {
             // SAFETY: `ends` is ours to write, and the descriptors are new.
             let (read, write) = unsafe {
                 assert_eq!(libc::pipe2(ends.as_mut_ptr(), flags | libc::O_CLOEXEC), 0);
-                use std::os::fd::FromRawFd;
                 (OwnedFd::from_raw_fd(ends[0]), std::fs::File::from_raw_fd(ends[1]))
             };
             let writer = std::thread::spawn(move || {
@@ -328,7 +424,7 @@ mod tests {
             });
             let commands = RevokeCommands::default();
             let segments = std::iter::from_fn(|| {
-                let command = next_command(read.as_raw_fd(), &commands)?;
+                let command = next_command(read.as_raw_fd(), &commands, -1, &mut || panic!("nobody wakes it"))?;
                 assert!(commands.finished() < Some(commands.taken()));
                 commands.finish();
                 Some(command)
@@ -348,7 +444,6 @@ mod tests {
         // SAFETY: `ends` is ours to write, and the descriptors are new.
         let (read, mut write) = unsafe {
             assert_eq!(libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC), 0);
-            use std::os::fd::FromRawFd;
             (OwnedFd::from_raw_fd(ends[0]), std::fs::File::from_raw_fd(ends[1]))
         };
         let (pending, accessors) = (PendingCommands::default(), PendingCommands::default());
@@ -364,7 +459,7 @@ mod tests {
         let one_more = || {
             looks.set(looks.get() + 1);
             match looks.get() {
-                2 => assert!(next_command(read.as_raw_fd(), &pending.commands).is_some()),
+                2 => assert!(next_command(read.as_raw_fd(), &pending.commands, -1, &mut || {}).is_some()),
                 4 => pending.commands.finish(),
                 _ => {}
             }
@@ -379,7 +474,7 @@ mod tests {
             true
         });
         assert_eq!(wait_for(&pending, u64::MAX, &|| (late.borrow_mut())()), Ok(()));
-        assert!(next_command(read.as_raw_fd(), &pending.commands).is_some());
+        assert!(next_command(read.as_raw_fd(), &pending.commands, -1, &mut || {}).is_some());
         pending.commands.give_up();
         pending.commands.finish();
         assert_eq!(wait_for(&pending, u64::MAX, &|| false), Err(VerbsError::DeviceFatal), "one was not carried out");

@@ -5,24 +5,48 @@
 //! closed, also if the child is killed), so that it writes nothing that the child could see. Other
 //! threads of the parent run on.
 //!
+//! Partial pages hold what no region covers: a frame of the forking thread's stack, the allocator's
+//! records. They must be the child's own from the first moment, so they are made private before.
+//!
 //! In the child nothing is allocated or freed: the table is only read, and forgotten at its next
 //! use.
-use crate::lock::locked_if_used;
+use crate::lock::{LockedTable, locked_if_used};
 use crate::process_map::ProcessMap;
 use crate::stale::ALL;
 use crate::table::{Table, protection};
 use crate::threads::now_ns;
 use crate::{commands, page_moves};
+use freeflow_client::fork::generation;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
 /// Longest wait for a child, milliseconds. It copies a gigabyte in less than a second.
 const CHILD_TIME_MAX_MS: i32 = 30_000;
+/// Longest wait until partial pages are private. Where threads can't be frozen they become so
+/// nevertheless, as private copies.
+const TAKE_OUT_NS: u64 = 1_000_000_000;
 
 /// The ends of the pipe of the fork under way; written under the table's lock.
 static READ_END: AtomicI32 = AtomicI32::new(-1);
 static WRITE_END: AtomicI32 = AtomicI32::new(-1);
 /// Forks by a thread that holds the lock for another reason: they neither take it nor give it back.
 static NESTED: AtomicU32 = AtomicU32::new(0);
+
+/// Takes the lock, once no partial page is in an arena, if that comes soon.
+fn take_lock(locked: &LockedTable) {
+    let deadline = now_ns() + TAKE_OUT_NS;
+    loop {
+        locked.take();
+        // SAFETY: this thread took the lock just now.
+        let table = unsafe { locked.table() }.filter(|table| table.generation() == generation());
+        let threads = table.map(Table::threads_with_partial_pages).unwrap_or_default();
+        if threads.is_empty() || now_ns() > deadline {
+            return;
+        }
+        // Its threads carry it out under the lock.
+        locked.give();
+        threads.iter().for_each(|thread| thread.take_out_soon(true, deadline));
+    }
+}
 
 /// Runs in the parent before it forks.
 pub extern "C" fn before_fork() {
@@ -32,7 +56,7 @@ pub extern "C" fn before_fork() {
         NESTED.fetch_add(1, Ordering::Relaxed);
         return;
     }
-    locked.take();
+    take_lock(locked);
     // SAFETY: this thread took the lock just now.
     if unsafe { locked.table() }.is_some_and(Table::shows_arenas) {
         let mut ends = [-1; 2];

@@ -47,6 +47,7 @@
 //! assert_eq!(freeflow_remap::check_mapped(start, 4096, true).err(), Some(VerbsError::BadAddress));
 //! ```
 mod commands;
+mod first_stack;
 mod fork;
 mod lock;
 mod page_moves;
@@ -55,6 +56,7 @@ mod private_copies;
 mod process_map;
 mod ranges;
 mod resharing;
+mod sharing;
 mod stale;
 mod syscalls;
 mod table;
@@ -90,6 +92,8 @@ pub fn prepare(session: &Arc<Session>, region: RegionSpan, placement: Placement,
         let renewed = table.forget_gone(session, region.touched_pages(), &mut map);
         if placement != Placement::Unmoved && table::is_enabled() && !session.is_dead() {
             table.retry_pending(session);
+            // Without them, what is not moved now never will be.
+            table.receives_commands(session);
             let is_exclusive = placement == Placement::Exclusive;
             table.move_in(session, region.whole_pages(), table::Known { renewed, map }, is_exclusive);
         }
@@ -103,16 +107,24 @@ pub fn refresh(session: &Session, start: u64, length: u64) {
     locked().with(|table| table.forget_gone(session, touched_pages(start, length), &mut None));
 }
 
+/// Longest wait until pages of the calling thread's stack are private memory again: where threads
+/// can't be frozen they become so later.
+const STACK_WAIT_NS: u64 = 1_000_000_000;
+
 /// Ends the effect of [`prepare`], once the router uses nothing of the region any more. On return
 /// its pages are private memory again, unless another region touches them.
 pub fn release(session: &Session, region: RegionSpan) {
     session.outlast_peers();
-    locked().with(|table| {
+    let other_thread = locked().with(|table| {
         if table.remove_region(region) {
             table.move_out(session, region.touched_pages());
             table.retry_pending(session);
         }
+        table.thread_for_stack(session)
     });
+    if let Some(thread) = other_thread {
+        thread.take_out_soon(false, threads::now_ns() + STACK_WAIT_NS);
+    }
 }
 
 /// [`release`] for all regions of `owner` that are left.

@@ -4,6 +4,7 @@ use crate::process_map::{Area, ProcessMap};
 use crate::syscalls;
 use crate::threads::{FreezeWindow, in_freeze_window};
 use freeflow_client::{Freeze, Session};
+use std::cell::Cell;
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
@@ -138,12 +139,14 @@ pub(crate) fn is_all(maps: &ProcessMap, piece: &PageMove, is_right: &dyn Fn(&Are
 }
 
 /// Puts private pages into their arena, and the arena's pages in their place, if all areas are
-/// `is_right` at the address given with them. False: nothing has changed.
+/// `is_right` at the address given with them. The private pages go `aside`, or away. False: nothing
+/// has changed.
 pub(crate) fn move_in(
     session: &Session,
     maps: &ProcessMap,
     piece: &PageMove,
     freeze: Freeze,
+    aside: Option<&Aside>,
     is_right: &dyn Fn(&Area, u64) -> bool,
 ) -> bool {
     if !comes_at_once(piece) {
@@ -153,7 +156,7 @@ pub(crate) fn move_in(
     populate_target(piece, MADV_POPULATE_READ);
     let mut remapped = false;
     in_freeze_window(session, freeze, &mut |window| {
-        remapped = may_move(window, maps, piece, is_right) && replace(piece, filled, window);
+        remapped = may_move(window, maps, piece, is_right) && replace(piece, filled, aside, window);
     });
     if !remapped {
         // SAFETY: made above, and still there.
@@ -163,16 +166,50 @@ pub(crate) fn move_in(
 }
 
 /// In a window.
-fn replace(piece: &PageMove, filled: *mut u8, window: &FreezeWindow) -> bool {
+fn replace(piece: &PageMove, filled: *mut u8, aside: Option<&Aside>, window: &FreezeWindow) -> bool {
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
     // SAFETY: the target is readable private memory (checked just now, and only this thread runs),
     // `filled` an arena's own pages of the same length, apart from it. The new mapping has the
     // contents that the old one had.
     unsafe {
         ptr::copy_nonoverlapping(at(piece.target).cast::<u8>(), filled, piece.bytes);
-        window.is_younger(COMMIT_WITHIN_NS)
-            && syscalls::mremap(filled.cast(), piece.bytes, piece.bytes, flags, at(piece.target)) != libc::MAP_FAILED
+        if !window.is_younger(COMMIT_WITHIN_NS) {
+            return false;
+        }
+        if let Some(aside) = aside
+            && !aside.take(piece)
+        {
+            return false;
+        }
+        let is_in_place =
+            syscalls::mremap(filled.cast(), piece.bytes, piece.bytes, flags, at(piece.target)) != libc::MAP_FAILED;
+        if let Some(aside) = aside.filter(|_| !is_in_place) {
+            aside.give_back(piece);
+        }
+        is_in_place
     }
+}
+
+/// Puts the pages that went aside back in the place of an arena's, with their contents, if all areas
+/// are `is_right` at the address given with them. False: nothing has changed.
+pub(crate) fn bring_back(
+    session: &Session,
+    maps: &ProcessMap,
+    piece: &PageMove,
+    freeze: Freeze,
+    aside: &Aside,
+    is_right: &dyn Fn(&Area, u64) -> bool,
+) -> bool {
+    let mut is_back = false;
+    in_freeze_window(session, freeze, &mut |window| {
+        if may_move(window, maps, piece, is_right) {
+            // SAFETY: the mirror shows the arena's pages, and nobody else writes them now; the pages
+            // aside are as many, private and writable.
+            unsafe { ptr::copy_nonoverlapping(piece.mirror, aside.start, piece.bytes) };
+            is_back = window.is_younger(COMMIT_WITHIN_NS) && aside.give_back(piece);
+        }
+    });
+    is_back
 }
 
 /// Maps an arena's pages at the target too, whatever was there: one step for every other thread.
@@ -316,18 +353,43 @@ pub(crate) fn make_anonymous(
     done
 }
 
-/// Addresses for pages that are about to be copied.
-struct Aside {
+/// Addresses for pages that are about to be copied, or that come back later.
+pub(crate) struct Aside {
     start: *mut u8,
     bytes: usize,
+    /// The pages have left: the addresses may be anybody's by now.
+    has_left: Cell<bool>,
 }
 
+// SAFETY: what lies there belongs to no thread; it is reached as raw bytes, under the table's lock.
+unsafe impl Send for Aside {}
+
 impl Aside {
-    fn reserve(bytes: usize) -> Option<Self> {
+    /// In a window. The target's pages go aside as they are.
+    fn take(&self, piece: &PageMove) -> bool {
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        // SAFETY: only this thread runs, and puts something else in their place; the addresses aside
+        // are ours.
+        let taken =
+            unsafe { syscalls::mremap(at(piece.target), piece.bytes, piece.bytes, flags, self.start.cast::<c_void>()) };
+        taken != libc::MAP_FAILED
+    }
+
+    /// In a window. Pages that went aside go back, whatever is in their place.
+    fn give_back(&self, piece: &PageMove) -> bool {
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        // SAFETY: the pages have the contents that the program is to see there.
+        let given =
+            unsafe { syscalls::mremap(self.start.cast::<c_void>(), piece.bytes, piece.bytes, flags, at(piece.target)) };
+        self.has_left.set(given != libc::MAP_FAILED);
+        self.has_left.get()
+    }
+
+    pub fn reserve(bytes: usize) -> Option<Self> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: a new mapping at an address of the kernel's choice.
         let start = unsafe { syscalls::mmap(ptr::null_mut(), bytes, libc::PROT_NONE, flags, -1, 0) };
-        (start != libc::MAP_FAILED).then_some(Self { start: start.cast(), bytes })
+        (start != libc::MAP_FAILED).then_some(Self { start: start.cast(), bytes, has_left: Cell::new(false) })
     }
 
     /// In a window. The target's pages go aside, and new ones with their contents in their place.
@@ -346,7 +408,7 @@ impl Aside {
                 return true;
             }
             syscalls::mprotect(aside, piece.bytes, piece.protection);
-            syscalls::mremap(aside, piece.bytes, piece.bytes, flags, target);
+            self.give_back(piece);
             false
         }
     }
@@ -354,8 +416,10 @@ impl Aside {
 
 impl Drop for Aside {
     fn drop(&mut self) {
-        // SAFETY: reserved by `reserve`; what lies there is of no use to anybody.
-        unsafe { syscalls::munmap(self.start.cast(), self.bytes) };
+        if !self.has_left.get() {
+            // SAFETY: reserved by `reserve`; what lies there is of no use to anybody.
+            unsafe { syscalls::munmap(self.start.cast(), self.bytes) };
+        }
     }
 }
 

@@ -11,6 +11,7 @@
 use crate::page_moves::{self, MOVE_BYTES_MAX, PageMove};
 use crate::process_map::{Area, ProcessMap};
 use crate::ranges::PAGE_BYTES;
+use crate::stale::ALL;
 use crate::table::{Arena, Copied, Table, protection, stack_in_use};
 use crate::threads::{is_window_possible, with_others_frozen};
 use freeflow_client::{Handle, Session};
@@ -177,6 +178,8 @@ impl Table {
         let arena = &mut self.arenas[at];
         arena.remapped_bytes = 0;
         page_moves::punch(arena.mirror, arena.bytes as usize);
+        // The command may come after the deregistration that it is for: nothing else asks for those.
+        self.has_pending |= !self.exposed_copies(ALL).is_empty();
         true
     }
 }

@@ -1,5 +1,6 @@
 //! The bookkeeping of one process: arenas, what lies in them, which regions touch what.
 use crate::commands;
+use crate::first_stack::{self, AsidePages, is_first_stack};
 use crate::page_moves::{self, MOVE_BYTES_MAX, PageMove};
 use crate::process_map::{Area, FileId, ProcessMap};
 use crate::ranges::{NumberedRanges, PAGE_BYTES, RegionSpan, TouchCounts, without};
@@ -25,8 +26,8 @@ const MAPPINGS_SHARE: u64 = 6;
 /// Exclusive arenas of a process: each is one more segment for the router. All of one is copied
 /// when it is revoked, so none is larger than a move in one window.
 const EXCLUSIVE_ARENA_COUNT_MAX: usize = 512;
-/// Segments that wait for re-sharing at a time.
-const RESHARE_REQUESTS_MAX: usize = 2 * EXCLUSIVE_ARENA_COUNT_MAX;
+/// Requests to share memory that wait at a time.
+const SHARE_REQUESTS_MAX: usize = 2 * EXCLUSIVE_ARENA_COUNT_MAX;
 /// Bytes around the stack pointer that are written while this library runs.
 const STACK_BELOW_BYTES: u64 = 256 << 10;
 const STACK_ABOVE_BYTES: u64 = 32 << 10;
@@ -116,6 +117,8 @@ pub(crate) struct Table {
     /// The generation of the process: a child of `fork` begins with an empty table.
     generation: u32,
     pub(super) touches: TouchCounts,
+    /// The same, of whole pages alone.
+    pub(super) wholes: TouchCounts,
     /// How often each is registered.
     pub(super) regions: BTreeMap<RegionSpan, u32>,
     /// The session of each owner that has regions.
@@ -124,15 +127,28 @@ pub(crate) struct Table {
     pub(super) remapped: NumberedRanges,
     pub(super) arenas: Vec<Arena>,
     last_number: u32,
+    /// Pages of the first thread's stack that arenas show in their place.
+    aside_pages: AsidePages,
     /// Something is remapped that no region touches: it could not be taken back in time.
     pub(super) has_pending: bool,
+    /// And some of that because the thread that tried it had it in its stack.
+    has_pending_stack: bool,
     /// Private copies of an arena's pages ([`page_moves::make_private`]), and their files.
     pub(super) copies: NumberedRanges,
     pub(super) copied: Vec<Copied>,
-    /// The sessions whose commands were asked for, and whether they are received.
-    commands: BTreeMap<u64, bool>,
-    /// Segments that wait for re-sharing, by session.
-    reshare_requests: VecDeque<(u64, Handle)>,
+    /// The sessions whose commands were asked for, and the threads that receive them.
+    commands: BTreeMap<u64, Option<Arc<commands::Task>>>,
+    /// Memory that shall be shared, by session.
+    share_requests: VecDeque<(u64, ShareRequest)>,
+}
+
+/// Memory that the router asks to be shared.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ShareRequest {
+    /// Where a revoked segment was.
+    Segment(Handle),
+    /// As far as regions touch it.
+    Addresses(Range<u64>),
 }
 
 /// An arena of which there are private copies.
@@ -175,6 +191,8 @@ pub(super) enum Pages {
     Unknown,
     /// Private copies of this file's, which regions touch.
     Copies(FileId),
+    /// Of regions that the router knows.
+    Touched,
 }
 
 impl Pages {
@@ -182,7 +200,7 @@ impl Pages {
     fn freeze(self) -> Freeze {
         match self {
             Self::Unknown => Freeze::Threads,
-            Self::Copies(_) => Freeze::ThreadsAndRouter,
+            Self::Copies(_) | Self::Touched => Freeze::ThreadsAndRouter,
         }
     }
 }
@@ -208,18 +226,17 @@ pub(super) fn stack_in_use() -> Range<u64> {
     here.saturating_sub(STACK_BELOW_BYTES) & !(PAGE_BYTES - 1)..(here + STACK_ABOVE_BYTES) & !(PAGE_BYTES - 1)
 }
 
-/// An address in the first thread's stack.
-fn first_stack() -> u64 {
-    // SAFETY: takes a number and gives one.
-    unsafe { libc::getauxval(libc::AT_EXECFN) }
-}
-
 /// Pages of many regions come into a shared arena, which must not be granted to a peer. The router
 /// grants no segment of which a part was taken back: so none of this one.
 fn keep_from_peers(session: &Session, arena: &Arena) -> bool {
     let start = arena.mirror.addr() as u64;
     let page = start..start + PAGE_BYTES;
     session.map_part(arena.segment, 0, page.clone()).is_ok() && session.unmap_part(page).is_ok()
+}
+
+/// Private memory of the program's data.
+fn is_private_data(area: &Area) -> bool {
+    area.readable && area.writable && !area.executable && !area.shared
 }
 
 fn all_of(owner: usize) -> RangeInclusive<RegionSpan> {
@@ -261,6 +278,7 @@ impl Table {
         self.owners.insert(region.owner, serial);
         *self.regions.entry(region).or_default() += 1;
         self.touches.add(region.touched_pages());
+        self.wholes.add(region.whole_pages());
     }
 
     /// False: it was not there.
@@ -274,6 +292,7 @@ impl Table {
             }
         }
         self.touches.remove(region.touched_pages());
+        self.wholes.remove(region.whole_pages());
         true
     }
 
@@ -333,20 +352,21 @@ impl Table {
         if !area.readable || !area.writable || area.executable {
             return false;
         }
-        if (area.start..area.end).contains(&first_stack()) {
-            return false;
-        }
         if area.shared {
             let mut arenas = self.arenas.iter();
             return arenas.any(|arena| arena.serial != session.serial() && arena.is_at(area, address));
         }
-        area.file == FileId::default() || self.copied.iter().any(|copied| copied.file == area.file)
+        is_private_data(area)
+            && !is_first_stack(address)
+            && (area.file == FileId::default() || self.copied.iter().any(|copied| copied.file == area.file))
     }
 
     pub(super) fn may_move(&self, session: &Session, pages: Pages, area: &Area, address: u64) -> bool {
         let is_match = match pages {
             Pages::Unknown => true,
             Pages::Copies(file) => !area.shared && area.file == file,
+            // Also initialised variables: private pages of a program's file; and the first stack.
+            Pages::Touched => return is_private_data(area),
         };
         is_match && self.is_movable(session, area, address)
     }
@@ -371,12 +391,20 @@ impl Table {
             }
             let Some(at) = own.or_else(|| self.shared_arena_for(session, from..spot.end)) else { return false };
             let arena = &self.arenas[at];
-            let end = spot.end.min(arena.stretch().end).min(from + MOVE_BYTES_MAX);
+            let takes_aside = is_first_stack(from) && !self.aside_pages.contains_key(&from);
+            let most = if is_first_stack(from) { PAGE_BYTES } else { MOVE_BYTES_MAX };
+            let end = spot.end.min(arena.stretch().end).min(from + most);
             let bytes = (end - from) as usize;
             let mirror = arena.mirror_of(from);
             let piece = PageMove { target: from, mirror, bytes, protection: 0, done: false };
-            let is_right = |area: &Area, address| self.may_move(session, pages, area, address);
-            if !page_moves::move_in(session, maps, &piece, pages.freeze(), &is_right) {
+            let moved = if takes_aside {
+                let is_right = |area: &Area, _| is_private_data(area);
+                first_stack::move_in(&mut self.aside_pages, session, maps, &piece, pages.freeze(), &is_right)
+            } else {
+                let is_right = |area: &Area, address| self.may_move(session, pages, area, address);
+                page_moves::move_in(session, maps, &piece, pages.freeze(), None, &is_right)
+            };
+            if !moved {
                 page_moves::punch(mirror, bytes);
                 self.tidy(session);
                 return false;
@@ -431,34 +459,46 @@ impl Table {
     }
 
     /// Whether the router's commands are carried out here, without which it grants nothing.
-    fn receives_commands(&mut self, session: &Arc<Session>) -> bool {
+    pub(super) fn receives_commands(&mut self, session: &Arc<Session>) -> bool {
         let serial = session.serial();
-        if let Some(&are_received) = self.commands.get(&serial) {
-            return are_received;
+        if let Some(thread) = self.commands.get(&serial) {
+            return thread.is_some();
         }
-        let are_received = commands::start(session);
+        let thread = commands::start(session);
+        let are_received = thread.is_some();
         // Those that have ended, and those that may ask once more.
-        self.commands.retain(|_, are_received| *are_received);
-        self.commands.insert(serial, are_received);
+        self.commands.retain(|_, thread| thread.is_some());
+        self.commands.insert(serial, thread);
         are_received
+    }
+
+    /// The thread that can move pages which the calling thread has in its stack, if there are any.
+    pub fn thread_for_stack(&self, session: &Session) -> Option<Arc<commands::Task>> {
+        self.has_pending_stack.then(|| self.command_thread(session.serial()).cloned())?
+    }
+
+    /// The thread that carries out a session's commands.
+    pub(super) fn command_thread(&self, serial: u64) -> Option<&Arc<commands::Task>> {
+        self.commands.get(&serial)?.as_ref()
     }
 
     /// No commands come any more to that session.
     pub fn note_commands_ended(&mut self, serial: u64) {
-        self.commands.insert(serial, false);
-        self.reshare_requests.retain(|&(of, _)| of != serial);
+        self.commands.insert(serial, None);
+        self.share_requests.retain(|&(of, _)| of != serial);
     }
 
-    /// A segment shall be shared again when there is time.
-    pub fn queue_reshare(&mut self, serial: u64, segment: Handle) {
-        if self.reshare_requests.len() < RESHARE_REQUESTS_MAX && !self.reshare_requests.contains(&(serial, segment)) {
-            self.reshare_requests.push_back((serial, segment));
+    /// Memory shall be shared when there is time.
+    pub fn queue_share(&mut self, serial: u64, request: ShareRequest) {
+        let request = (serial, request);
+        if self.share_requests.len() < SHARE_REQUESTS_MAX && !self.share_requests.contains(&request) {
+            self.share_requests.push_back(request);
         }
     }
 
-    pub fn next_reshare(&mut self, serial: u64) -> Option<Handle> {
-        let at = self.reshare_requests.iter().position(|&(of, _)| of == serial)?;
-        self.reshare_requests.remove(at).map(|(_, segment)| segment)
+    pub fn next_share(&mut self, serial: u64) -> Option<ShareRequest> {
+        let at = self.share_requests.iter().position(|&(of, _)| of == serial)?;
+        self.share_requests.remove(at).map(|(_, request)| request)
     }
 
     /// The arena for many that has a place for the first of these pages; a new one if need be.
@@ -572,16 +612,30 @@ impl Table {
             return;
         };
         for (range, number) in found {
-            self.move_out_range(session, &maps, range, number);
+            self.move_out_range(session, &maps, range, number, Freeze::Threads);
         }
         for (range, number) in copies {
-            self.has_pending |= !self.restore_copies(session, &maps, range, number);
+            if self.restore_copies(session, &maps, range.clone(), number) {
+                // Nothing is left there that could be shared again for peers.
+                let _ = session.unmap_part(range);
+            } else {
+                self.has_pending = true;
+            }
         }
         drop(maps);
         self.tidy(session);
     }
 
-    fn move_out_range(&mut self, session: &Session, maps: &ProcessMap, range: Range<u64>, number: u32) {
+    /// `freeze`: the accesses that must be kept out, which are the router's too if regions touch
+    /// these pages.
+    pub(super) fn move_out_range(
+        &mut self,
+        session: &Session,
+        maps: &ProcessMap,
+        range: Range<u64>,
+        number: u32,
+        freeze: Freeze,
+    ) {
         let Some(at) = self.arenas.iter().position(|arena| arena.number == number) else { return };
         let arena = &self.arenas[at];
         let is_ours = arena.serial == session.serial();
@@ -593,16 +647,21 @@ impl Table {
         let stack = stack_in_use();
         for (piece, protection) in shown {
             if piece.start < stack.end && stack.start < piece.end {
-                self.has_pending = true;
+                (self.has_pending, self.has_pending_stack) = (true, true);
                 continue;
             }
             let mut from = piece.start;
             while from < piece.end {
-                let end = piece.end.min(from + MOVE_BYTES_MAX);
+                let is_aside = self.aside_pages.contains_key(&from);
+                let end = piece.end.min(from + if is_first_stack(from) { PAGE_BYTES } else { MOVE_BYTES_MAX });
                 let mirror = self.arenas[at].mirror_of(from);
                 let one = PageMove { target: from, mirror, bytes: (end - from) as usize, protection, done: false };
-                let moved =
-                    page_moves::move_out(session, maps, &mut [one], Freeze::Threads, &self.arenas[at].is_shown());
+                let arena = &self.arenas[at];
+                let moved = if is_aside {
+                    first_stack::move_out(&mut self.aside_pages, session, maps, &one, freeze, &arena.is_shown())
+                } else {
+                    page_moves::move_out(session, maps, &mut [one], freeze, &arena.is_shown())
+                };
                 if moved || self.leave_private_copy(session, maps, at, &one) {
                     self.remapped.remove(from..end);
                     self.arenas[at].remapped_bytes -= end - from;
@@ -642,7 +701,7 @@ impl Table {
     /// Tries once more what could not be taken back.
     pub fn retry_pending(&mut self, session: &Session) {
         if self.has_pending && is_window_possible() {
-            self.has_pending = false;
+            (self.has_pending, self.has_pending_stack) = (false, false);
             self.move_out(session, ALL);
             self.retry_moved(session);
         }

@@ -20,6 +20,7 @@ use crate::memory::copy_threads::CopyThreads;
 use crate::memory::grants::Grants;
 use crate::memory::page_table::PageTable;
 use crate::memory::resharing::Lost;
+use crate::memory::sharing::SlowPathUse;
 use crate::memory::slow_path::{Abandoned, Finished, SlowPathCopier};
 use crate::memory::transfers::Transfers;
 use freeflow_engine::{ContextId, CqId, QpId, RefusalCounts, SessionId, SessionObjects, SrqId, VnicId};
@@ -67,6 +68,8 @@ pub struct Session {
     pub memory: PageTable,
     /// Its revoked memory that the slow path reaches.
     pub lost: Lost,
+    /// Its other memory that the slow path reaches.
+    pub slow_path_use: SlowPathUse,
     /// Where it is ordered to take memory back.
     pub commands: Option<PipeId>,
     /// The object of each doorbell, by the library's cookie.
@@ -94,6 +97,7 @@ impl Session {
             kick,
             memory,
             lost: Lost::default(),
+            slow_path_use: SlowPathUse::default(),
             commands: None,
             doorbells: DoorbellTable::default(),
             cq_bells: BTreeMap::new(),

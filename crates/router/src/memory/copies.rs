@@ -48,6 +48,8 @@ pub(crate) struct CopyStep<'a> {
     pub piece: Piece<'a>,
     session: SessionId,
     address: u64,
+    /// Memory on demand and missing pages of segments are left where they are.
+    is_sharable: bool,
 }
 
 impl<'a> Walk<'a> {
@@ -80,7 +82,8 @@ impl<'a> Walk<'a> {
                 }
             };
             self.offset += piece.bytes;
-            return Ok(Some(CopyStep { piece, session: span.session, address }));
+            let is_sharable = self.way == Way::Mapped && !span.region.is_on_demand();
+            return Ok(Some(CopyStep { piece, session: span.session, address, is_sharable }));
         }
         Ok(None)
     }
@@ -334,7 +337,7 @@ impl Ports {
         };
         let mut walk = Walk::new(&self.sessions, spans).by(way);
         while at < bounce.len()
-            && let Some(CopyStep { piece, session, address }) = walk.next(bounce.len() - at)?
+            && let Some(CopyStep { piece, session, address, is_sharable }) = walk.next(bounce.len() - at)?
         {
             match piece.reach {
                 Reach::Shared { segment, offset } => match segment.read(offset, &mut bounce[at..at + piece.bytes]) {
@@ -346,7 +349,8 @@ impl Ports {
                     Err(AccessError::OutOfBounds) => return Err(Gone),
                 },
                 Reach::SlowPath { memory } => {
-                    parts.push(Part { session, memory: memory.clone(), address, at, bytes: piece.bytes });
+                    let (memory, bytes) = (memory.clone(), piece.bytes);
+                    parts.push(Part { session, memory, address, at, bytes, is_sharable });
                 }
                 // The buffer still has what it was last used for.
                 Reach::Void => bounce[at..at + piece.bytes].fill(0),
@@ -403,11 +407,12 @@ impl Ports {
     fn slow_path_parts(&self, to: &[Span], parts: &mut Vec<Part>, way: Way) -> Result<bool, Gone> {
         let mut walk = Walk::new(&self.sessions, to).by(way);
         let (mut at, mut ends_shared) = (0, true);
-        while let Some(CopyStep { piece, session, address }) = walk.next(usize::MAX)? {
+        while let Some(CopyStep { piece, session, address, is_sharable }) = walk.next(usize::MAX)? {
             ends_shared = true;
             if let Reach::SlowPath { memory } = piece.reach {
                 ends_shared = false;
-                parts.push(Part { session, memory: memory.clone(), address, at, bytes: piece.bytes });
+                let (memory, bytes) = (memory.clone(), piece.bytes);
+                parts.push(Part { session, memory, address, at, bytes, is_sharable });
             }
             at += piece.bytes;
         }
@@ -489,7 +494,8 @@ impl Ports {
         let transfer = Transfer { token, stage, copier, to, bytes: 8, last: false, scattered: 0, way: Way::Mapped };
         let mut parts = self.transfers.spare_parts.pop().unwrap_or_default();
         let session = if by_slow_path { at.session } else { SessionId::VOID };
-        parts.push(Part { session, memory, address, at: 0, bytes: 8 });
+        let is_sharable = by_slow_path && !at.region.is_on_demand();
+        parts.push(Part { session, memory, address, at: 0, bytes: 8, is_sharable });
         let bounce = Bounce::default();
         if !self.submit(transfer, Work::Atomic(operation), bounce, parts) {
             return AtomicOutcome::Fault;
@@ -534,7 +540,7 @@ impl Ports {
         if self.ensure_copier(vnic_id).is_err() {
             return false;
         }
-        self.grants.note_slow_path(&mut self.sessions, &parts);
+        self.grants.note_slow_path(&mut self.sessions, self.now, &parts);
         let Some(vnic) = self.vnics.get_mut(vnic_id) else { return false };
         vnic.slow_path_bytes += bytes;
         let Some(copier) = vnic.copier.as_mut() else { return false };

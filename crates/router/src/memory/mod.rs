@@ -3,7 +3,8 @@
 //! - [`page_table`], [`extents`]: the address space of a process as the router reaches it;
 //! - [`copies`]: moving bytes inline, by copy threads ([`copy_threads`]) or by `/proc/PID/mem` ([`slow_path`]);
 //! - [`quiesce`], [`freezer`]: copies and threads stand still while a library moves its pages;
-//! - [`grants`], [`revocation`], [`resharing`]: memory that a QP reaches past the router.
+//! - [`sharing`], [`resharing`]: memory that the slow path reaches, and that its process shall share;
+//! - [`grants`], [`revocation`]: memory that a QP reaches past the router.
 
 pub mod avoidance;
 pub mod blocking;
@@ -24,6 +25,7 @@ pub mod resharing;
 pub mod revocation;
 pub mod revoking;
 pub mod share_commands;
+pub mod sharing;
 pub mod slow_path;
 pub mod transfers;
 

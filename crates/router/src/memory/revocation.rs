@@ -181,6 +181,6 @@ impl Ports {
         while let Some(name) = self.grants.leaving.poll_late(now) {
             self.fail(name.0, "it did not take memory back that others had been granted");
         }
-        self.send_reshare_commands();
+        self.send_share_commands();
     }
 }

@@ -1,5 +1,6 @@
 //! Segments that processes have to take back, and until when.
 use crate::memory::grants::Name;
+use crate::memory::share_commands::ShareCommand;
 use freeflow_engine::SessionId;
 use freeflow_verbs::{Duration, Instant};
 use std::collections::{BTreeMap, VecDeque};
@@ -18,8 +19,8 @@ pub(crate) struct Leaving {
     pub(crate) deadlines: VecDeque<(Instant, Name)>,
     /// Until when a process that has just carried out one command has time for its others.
     pub(crate) renewed: BTreeMap<SessionId, Instant>,
-    /// Revoked segments that shall be shared again.
-    pub(crate) wanted: Vec<Name>,
+    /// Memory that processes shall share.
+    pub(crate) wanted: Vec<ShareCommand>,
 }
 
 impl Leaving {

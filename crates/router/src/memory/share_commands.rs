@@ -1,19 +1,43 @@
-//! Commands to share revoked memory again; what earns one is in [`resharing`](crate::memory::resharing).
+//! Commands to share memory, and revoked memory again; what earns one is in [`sharing`](crate::memory::sharing) and
+//! [`resharing`](crate::memory::resharing).
 use crate::dataplane::ports::{Ports, Session};
 use crate::dataplane::table::Table;
-use crate::memory::grants::{Grants, Name};
+use crate::memory::grants::Grants;
 use crate::memory::slow_path::Part;
 use freeflow_engine::SessionId;
-use freeflow_protocol::library::COMMAND_RESHARE;
+use freeflow_protocol::library::{COMMAND_RESHARE, Handle, share_command};
+use freeflow_verbs::Instant;
+
+/// A command to share something, as its two words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShareCommand {
+    pub session: SessionId,
+    words: (u32, u32),
+}
+
+impl ShareCommand {
+    fn of_segment(session: SessionId, segment: Handle) -> Self {
+        Self { session, words: (segment, COMMAND_RESHARE) }
+    }
+
+    fn of_block(session: SessionId, address: u64) -> Self {
+        Self { session, words: share_command(address) }
+    }
+}
 
 impl Grants {
     /// A copier gets these to do.
-    pub(crate) fn note_slow_path(&mut self, sessions: &mut Table<SessionId, Session>, parts: &[Part]) {
+    pub(crate) fn note_slow_path(&mut self, sessions: &mut Table<SessionId, Session>, now: Instant, parts: &[Part]) {
+        let wanted = &mut self.leaving.wanted;
         for part in parts {
-            if let Some(session) = sessions.get_mut(part.session)
-                && let Some(segment) = session.lost.note_moved(part.address, part.bytes as u64)
-            {
-                self.leaving.wanted.push((part.session, segment));
+            let Some(session) = sessions.get_mut(part.session) else { continue };
+            let (id, bytes) = (part.session, part.bytes as u64);
+            if session.lost.has(part.address) {
+                let segment = session.lost.note_moved(part.address, bytes);
+                wanted.extend(segment.map(|segment| ShareCommand::of_segment(id, segment)));
+            } else if part.is_sharable && session.commands.is_some() {
+                let mut want = |block| wanted.push(ShareCommand::of_block(id, block));
+                session.slow_path_use.note(now, part.address, bytes, &mut want);
             }
         }
     }
@@ -21,12 +45,11 @@ impl Grants {
 
 impl Ports {
     /// A process that reads no commands gets none of these: they are owed to nobody.
-    pub(crate) fn send_reshare_commands(&mut self) {
-        let wanted: Vec<Name> = std::mem::take(&mut self.grants.leaving.wanted);
-        for (session, segment) in wanted {
+    pub(crate) fn send_share_commands(&mut self) {
+        for ShareCommand { session, words: (first, second) } in std::mem::take(&mut self.grants.leaving.wanted) {
             let commands = self.sessions.get(session).and_then(|session| session.commands);
             if let Some(pipe) = commands.filter(|&pipe| !self.pipes.is_behind(pipe)) {
-                self.pipes.send(pipe, segment, COMMAND_RESHARE);
+                self.pipes.send(pipe, first, second);
             }
         }
     }

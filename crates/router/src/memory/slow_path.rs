@@ -124,6 +124,8 @@ pub struct Part {
     pub address: u64,
     pub at: usize,
     pub bytes: usize,
+    /// The process could put it into a segment.
+    pub is_sharable: bool,
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -1,7 +1,7 @@
 //! Memory that is granted to a QP's process, what is refused, and how it is taken back.
 use crate::common::*;
 use freeflow_protocol::admin::QpPath;
-use freeflow_protocol::library::{Handle, Reply, Request};
+use freeflow_protocol::library::{COMMAND_SHARE, Handle, Reply, Request, SHARE_BYTES, decode_command};
 use freeflow_router::{Config, Router};
 use freeflow_shm::{Segment, SendDescriptor};
 use freeflow_verbs::{
@@ -581,6 +581,53 @@ fn revoked_memory_is_shared_again_for_credit() {
     assert!(!has_event(&rig.commands));
     let (Reply::Grant { length, .. }, _) = ask(&rig).unwrap() else { panic!("no grant") };
     assert_eq!(length, 2 * PAGE_BYTES);
+}
+
+#[test]
+fn memory_that_the_slow_path_reaches_again_and_again_is_to_be_shared() {
+    let mut rig = Rig::new();
+    let (to, from) = (rig.pair.b.memory(64, false), rig.pair.a.memory(PAGE, true));
+    let on_demand = register(
+        &rig.pair.b,
+        to.address,
+        64,
+        0,
+        Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::ON_DEMAND),
+    );
+    let write = |rig: &mut Rig, rkey: u32, remote_address: u64| {
+        let sges = [from.sge(0, 8)];
+        let write = SendDescriptor { remote_address, rkey, ..request(SendOpcode::RdmaWrite, &sges) };
+        rig.pair.a.post_send(&mut rig.pair.a_qp, &write);
+        assert_eq!(rig.pair.a_cq.wait().status, CompletionStatus::Success);
+        rig.pair.b.settle();
+    };
+    for _ in 0..99 {
+        write(&mut rig, on_demand.rkey, 0);
+    }
+    assert!(!has_event(&rig.commands), "memory on demand stays where it is");
+    for _ in 0..7 {
+        write(&mut rig, to.mr.rkey, to.address);
+        assert!(!has_event(&rig.commands));
+    }
+    write(&mut rig, to.mr.rkey, to.address);
+    let (first, second) = read_event(&rig.commands).unwrap();
+    let (kind, block) = decode_command(first, second);
+    assert_eq!((kind, block), (COMMAND_SHARE, to.address / SHARE_BYTES * SHARE_BYTES));
+    write(&mut rig, to.mr.rkey, to.address);
+    assert!(!has_event(&rig.commands), "the next one takes more");
+    // A process that does it: the router uses the segment, and grants it to nobody that a region does not cover.
+    let (segment, mapped) = create_segment(&rig.pair.b, 1);
+    let address = to.address & !(PAGE_BYTES - 1);
+    let map = Request::MapPart { segment, offset: 0, address, length: PAGE_BYTES };
+    assert_eq!(rig.pair.b.ask(&map), Reply::Done);
+    from.word(0).store(1234, Relaxed);
+    for _ in 0..99 {
+        write(&mut rig, to.mr.rkey, to.address);
+    }
+    assert_eq!(mapped.u64((to.address - address) as usize).load(Relaxed), 1234);
+    assert!(!has_event(&rig.commands));
+    let refused = ask_grant(&rig.pair.a, &rig.pair.a_qp, to.mr.rkey, (to.address, 8), true);
+    assert_eq!(refused.unwrap_err(), VerbsError::NotSupported);
 }
 
 /// Another pair of QPs between the same processes.

@@ -100,6 +100,7 @@ impl Worker {
         let recalled = ports.recall_grants(session, step.clone());
         if let Some(entry) = ports.sessions.get_mut(session) {
             entry.memory.unmap_parts(step.start, step.end);
+            entry.lost.drop_range(&step);
         }
         ports.forget_unmapped(session, recalled);
         left.start = step.end;

@@ -1,0 +1,144 @@
+//! Sharing of memory that registrations left where it was, once the router has used it by the slow
+//! path for a while: the partial first and last pages of regions, regions within a page, pages that
+//! a smaller region touched before a larger one was registered, initialised variables.
+//!
+//! Regions touch these pages, so the router's accesses are frozen too, as in `resharing`. They go
+//! into shared arenas, which are never granted: a partial page holds bytes of the program that no
+//! key names.
+//!
+//! Such a page may hold anything of the program: variables, a frame of a thread's stack, blocks of
+//! the heap and the allocator's records of them. While it lies in an arena nobody but this process
+//! and the router reaches it. A child of `fork` must not see it there for a moment even, so partial
+//! pages become private again before each fork (`fork`).
+use crate::commands::Task;
+use crate::page_moves::MOVE_BYTES_MAX;
+use crate::process_map::ProcessMap;
+use crate::ranges::{RegionSpan, without};
+use crate::table::{Pages, Table, is_enabled};
+use crate::threads::may_try_freeze;
+use freeflow_client::{Freeze, Session};
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::sync::Arc;
+
+impl Table {
+    /// Puts the pages that regions of this session touch between two addresses into shared arenas,
+    /// as far as they are in none. Pages that can't be moved now stay where they are.
+    pub fn share(&mut self, session: &Arc<Session>, addresses: Range<u64>) {
+        if !is_enabled() || session.is_dead() || !may_try_freeze() {
+            return;
+        }
+        let unplaced = self.unplaced(session.serial(), addresses);
+        if unplaced.is_empty() {
+            return;
+        }
+        let Some(maps) = ProcessMap::open() else { return };
+        // This thread's stack is its own, and may be a neighbour of what is moved.
+        let stack = 0_u8;
+        let stack = (&raw const stack).addr() as u64;
+        let mut spots: Vec<Range<u64>> = Vec::new();
+        for range in unplaced {
+            maps.visit(range.start, range.end, &mut |area| {
+                let spot = range.start.max(area.start)..range.end.min(area.end);
+                let is_own_stack = (area.start..area.end).contains(&stack);
+                // Those go into exclusive arenas again, by a command of their own.
+                let is_exposed = self.copied.iter().any(|copied| copied.is_exposed && copied.file == area.file);
+                if !is_own_stack && !is_exposed && self.may_move(session, Pages::Touched, area, spot.start) {
+                    spots.push(spot);
+                }
+                true
+            });
+        }
+        for spot in spots {
+            if !self.move_in_spot(session, &maps, Pages::Touched, spot, &mut None) {
+                return;
+            }
+        }
+    }
+
+    /// The pages there that regions touch and that are in no arena; none that regions of other
+    /// sessions touch, whose routers would not stand still.
+    fn unplaced(&self, serial: u64, addresses: Range<u64>) -> Vec<Range<u64>> {
+        let mut holes = self.touches.untouched(addresses.clone());
+        holes.extend(self.remapped.within(addresses.clone()).into_iter().map(|(range, _)| range));
+        if self.owners.values().any(|of| *of != serial) {
+            let is_foreign = |region: &&RegionSpan| self.owners.get(&region.owner).is_none_or(|of| *of != serial);
+            holes.extend(self.regions.keys().filter(is_foreign).map(RegionSpan::touched_pages));
+        }
+        let mut unplaced = vec![addresses];
+        for hole in &holes {
+            unplaced = unplaced.into_iter().flat_map(|range| without(range, hole)).collect();
+        }
+        unplaced
+    }
+
+    /// Remapped pages that no region of those touching them covers as a whole: shared here, or left of
+    /// a larger region that has ended.
+    fn partial_pages(&self) -> Vec<(Range<u64>, u32)> {
+        let remapped = self.remapped.iter();
+        remapped
+            .flat_map(|(range, number)| self.wholes.untouched(range).into_iter().map(move |range| (range, number)))
+            .collect()
+    }
+
+    /// The threads of the sessions that have partial pages in arenas.
+    pub fn threads_with_partial_pages(&self) -> Vec<Arc<Task>> {
+        let numbers: BTreeSet<u32> = self.partial_pages().into_iter().map(|(_, number)| number).collect();
+        let serials: BTreeSet<u64> =
+            numbers.into_iter().filter_map(|number| self.arena(number)).map(|arena| arena.serial).collect();
+        serials.into_iter().filter_map(|serial| self.command_thread(serial).cloned()).collect()
+    }
+
+    /// Makes the partial pages of a session private memory, whatever touches them.
+    pub fn take_out_partial_pages(&mut self, session: &Session) {
+        let is_own = |number| self.arena(number).is_some_and(|arena| arena.serial == session.serial());
+        let partial: Vec<_> = self.partial_pages().into_iter().filter(|&(_, number)| is_own(number)).collect();
+        let Some(maps) = ProcessMap::open() else { return };
+        for (range, number) in partial {
+            let mut from = range.start;
+            while from < range.end {
+                let end = range.end.min(from + MOVE_BYTES_MAX);
+                self.move_out_range(session, &maps, from..end, number, Freeze::ThreadsAndRouter);
+                from = end;
+            }
+        }
+        drop(maps);
+        self.tidy(session);
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::single_range_in_vec_init, reason = "lists of ranges, some of one")]
+mod tests {
+    use super::*;
+
+    fn span(owner: usize, start: u64, length: u64) -> RegionSpan {
+        RegionSpan { owner, start, length }
+    }
+
+    #[test]
+    fn pages_that_are_touched_and_in_no_arena_are_to_be_shared() {
+        let mut table = Table::new(0);
+        table.add_region(9, span(1, 0x1010, 0x20));
+        table.add_region(9, span(1, 0x3ff0, 0x2020));
+        table.remapped.insert(0x4000..0x6000, 1);
+        assert_eq!(table.unplaced(9, 0..0x10000), [0x1000..0x2000, 0x3000..0x4000, 0x6000..0x7000]);
+        assert_eq!(table.unplaced(9, 0x2000..0x4000), [0x3000..0x4000]);
+        // By another router, which would not stand still.
+        table.add_region(8, span(2, 0x6800, 8));
+        assert_eq!(table.unplaced(9, 0..0x10000), [0x1000..0x2000, 0x3000..0x4000]);
+        assert!(table.unplaced(8, 0..0x10000).is_empty());
+    }
+
+    #[test]
+    fn a_page_is_partial_unless_a_region_covers_it() {
+        let mut table = Table::new(0);
+        let large = span(1, 0x3ff0, 0x2020);
+        table.add_region(9, large);
+        table.add_region(9, span(1, 0x4100, 8));
+        table.remapped.insert(0x3000..0x7000, 1);
+        assert_eq!(table.partial_pages(), [(0x3000..0x4000, 1), (0x6000..0x7000, 1)]);
+        assert!(table.remove_region(large));
+        assert_eq!(table.partial_pages(), [(0x3000..0x7000, 1)]);
+    }
+}
