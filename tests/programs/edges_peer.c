@@ -1,0 +1,112 @@
+// A peer that is granted a block of another container's memory, and looks for whatever lies around it.
+//
+//   edges_peer server PORT | client HOST PORT
+//
+// The block begins and ends within a page, and everything beside it is secret. The client uses all of it until whole
+// pages are granted to it, then reads every byte that its process has mapped of the router's segments: it must find the
+// block, which shows that there is a grant, and no secret.
+#include "harness.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { PAGE = 4096, PAGES = 64, SKIP = 1000, BLOCK = PAGES * PAGE - 2 * SKIP, CHUNK = 16 << 10, ROUNDS = 40, WAIT_MS = 20000 };
+// Made at run time, so that neither program has it in its constants.
+static uint64_t words(unsigned which) { return 0x9e3779b97f4a7c15u * (which + 1) ^ (uint64_t)PAGES << 56; }
+static const unsigned SECRET = 1, PUBLIC = 2;
+
+#define must(condition)                                                                                                \
+    do {                                                                                                               \
+        if (!(condition)) {                                                                                            \
+            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                                            \
+            exit(1);                                                                                                   \
+        }                                                                                                              \
+    } while (0)
+
+static void put_words(uint8_t *memory, size_t bytes, unsigned which) {
+    uint64_t word = words(which);
+    for (size_t at = 0; at < bytes; at += sizeof word) memcpy(memory + at, &word, sizeof word);
+}
+
+static bool are_words(const uint8_t *memory, size_t bytes, unsigned which) {
+    uint64_t word = words(which);
+    for (size_t at = 0; at < bytes; at += sizeof word)
+        if (memcmp(memory + at, &word, sizeof word)) return false;
+    return true;
+}
+
+static int server(int listener) {
+    struct endpoint e = {0};
+    struct side side = {ROLE_B, socket_accept(listener), "edges", false};
+    uint8_t *pages = mmap(NULL, PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    must(pages != MAP_FAILED);
+    put_words(pages, PAGES * PAGE, SECRET);
+    must(endpoint_open(&e, &(struct options){.memory = pages + SKIP, .bytes = BLOCK}));
+    put_words(pages + SKIP, BLOCK, PUBLIC);
+    must(endpoint_connect(&side, &e) && meet(&side));
+    must(meet(&side)); // it has looked
+    must(endpoint_close(&e));
+    must(are_words(pages, SKIP, SECRET) && are_words(pages + SKIP + BLOCK, SKIP, SECRET));
+    must(are_words(pages + SKIP, BLOCK, PUBLIC));
+    return 0;
+}
+
+// All of the block, chunk by chunk: read and written back.
+static void use(struct endpoint *e, enum ibv_wr_opcode opcode) {
+    for (size_t at = 0; at < BLOCK; at += CHUNK) {
+        uint32_t bytes = BLOCK - at < CHUNK ? BLOCK - at : CHUNK;
+        struct ibv_wc wc;
+        must(!post_remote(e, opcode, 1, 0, bytes, at, 0) && poll_one(e->send_cq, &wc, WAIT_MS));
+        must(wc.status == IBV_WC_SUCCESS && are_words(e->memory, bytes, PUBLIC));
+    }
+}
+
+// Words in the mapped segments of the router's.
+static void count(size_t *secrets, size_t *publics) {
+    FILE *maps = fopen("/proc/self/maps", "re");
+    char line[512], rights[5], name[256];
+    unsigned long start, end;
+    must(maps);
+    *secrets = *publics = 0;
+    while (fgets(line, sizeof line, maps)) {
+        name[0] = 0;
+        if (sscanf(line, "%lx-%lx %4s %*s %*s %*s %255s", &start, &end, rights, name) < 4) continue;
+        if (rights[0] != 'r' || rights[3] != 's' || !strstr(name, "memfd:freeflow")) continue;
+        for (const uint8_t *at = (const uint8_t *)start; at < (const uint8_t *)end; at += sizeof(uint64_t)) {
+            uint64_t word;
+            memcpy(&word, at, sizeof word);
+            *secrets += word == words(SECRET);
+            *publics += word == words(PUBLIC);
+        }
+    }
+    fclose(maps);
+}
+
+static int client(const char *ip, int port) {
+    struct side side = {ROLE_A, socket_connect(ip, port), "edges", false};
+    struct endpoint e = {0};
+    must(endpoint_open(&e, &(struct options){.bytes = CHUNK}) && endpoint_connect(&side, &e) && meet(&side));
+    for (int round = 0; round < ROUNDS; round++) {
+        use(&e, IBV_WR_RDMA_READ);
+        use(&e, IBV_WR_RDMA_WRITE);
+    }
+    // Its own buffer goes.
+    memset(e.memory, 0, CHUNK);
+    size_t secrets, publics;
+    count(&secrets, &publics);
+    printf("%zu words of the block, %zu secret\n", publics, secrets);
+    must(secrets == 0);
+    must(publics >= (PAGES - 2) * PAGE / sizeof(uint64_t));
+    must(meet(&side));
+    must(endpoint_close(&e));
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    if (argc == 3 && !strcmp(argv[1], "server")) return server(socket_listen(atoi(argv[2])));
+    if (argc == 4 && !strcmp(argv[1], "client")) return client(argv[2], atoi(argv[3]));
+    return 2;
+}
