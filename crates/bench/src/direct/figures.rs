@@ -5,9 +5,9 @@ use crate::limits::copy::{self, Copies};
 use crate::limits::handoff::{Handoff, LINE};
 use crate::limits::{relay, relay_copy, ring};
 use crate::table::bytes as size;
-use crate::verbs::Operation;
 use crate::verbs::flows::Flows;
 use crate::verbs::mixed::{Mix, Part};
+use crate::verbs::{Memory, Operation};
 
 /// Millions of messages that the ring's limit exchanges in a run, at full effort.
 const RING_MESSAGES: u64 = 4_000_000;
@@ -30,10 +30,11 @@ pub const ROUTED: &str = "round trips when everything is routed";
 /// Title, and its figures.
 type Figures = (&'static str, fn() -> Vec<Figure>);
 
-pub const TABLES: [Figures; 6] = [
+pub const TABLES: [Figures; 7] = [
     ("small messages, one way", latency),
     ("small messages a second", rates),
     ("streams", streams),
+    ("buffers that are not whole pages", buffers),
     (ROUTED, routed),
     ("two kinds of message by turns", mixes),
     ("many pairs at once", pairs),
@@ -132,6 +133,39 @@ fn streams() -> Vec<Figure> {
     list.push(harness(Operation::Read, 64 * KB, 0.7, 0.9));
     list.push(perftest("ib_read_bw", "READ", 64 * KB, 0.7, 0.9));
     list
+}
+
+/// Memory as `malloc` gives it, beside whole pages on the same path.
+fn buffers() -> Vec<Figure> {
+    const KB: usize = 1 << 10;
+    let stream = |operation: Operation, bytes: usize| {
+        let what = format!("{} {}, unaligned", operation.name(), size(bytes));
+        Figure {
+            wanted: Wanted { group: "buffers", what, limit: "whole pages", unit: "Gb/s", floor: 0.9, aim: 0.97 },
+            limit: Box::new(move |bench| bench.stream(operation, bytes).map(|figure| figure.value)),
+            value: Box::new(move |bench| bench.stream_of(Memory::Unaligned, operation, bytes)),
+        }
+    };
+    let trip = |operation: Operation, bytes: usize, is_direct: bool| {
+        let what = format!("{} {} within a page", operation.name(), size(bytes));
+        let limit = if is_direct { "whole pages" } else { "whole pages, routed" };
+        let (floor, aim) = if is_direct { (1.5, 1.2) } else { (1.3, 1.1) };
+        Figure {
+            wanted: Wanted { group: "small buffers", what, limit, unit: "us", floor, aim },
+            limit: Box::new(move |bench| {
+                let whole_pages = |bench: &mut Bench<'_>| bench.round_trip(operation, bytes);
+                let figure = if is_direct { whole_pages(bench) } else { bench.routed(whole_pages) };
+                figure.map(|figure| figure.value)
+            }),
+            value: Box::new(move |bench| bench.round_trip_of(Memory::Unaligned, operation, bytes)),
+        }
+    };
+    let streams =
+        [64 * KB, KB * KB].into_iter().flat_map(|bytes| Operation::ALL.map(|operation| stream(operation, bytes)));
+    let trips = [64, KB]
+        .into_iter()
+        .flat_map(|bytes| Operation::ALL.map(|operation| trip(operation, bytes, operation == Operation::Send)));
+    streams.chain(trips).collect()
 }
 
 fn routed() -> Vec<Figure> {

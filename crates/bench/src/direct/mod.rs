@@ -201,17 +201,34 @@ impl Bench<'_> {
 
     /// The harness's stream, Gb/s.
     fn stream(&mut self, operation: Operation, bytes: usize) -> Result<Value, String> {
+        self.stream_of(Memory::Ordinary, operation, bytes)
+    }
+
+    fn stream_of(&mut self, memory: Memory, operation: Operation, bytes: usize) -> Result<Value, String> {
         let (traffic, slots) = (Traffic::Bandwidth, limits::relay_copy::slots(bytes));
         let job = Job { traffic, operation, bytes, slots, duration_ms: self.effort.duration_ms };
-        let outcome = self.pair.outcome(Memory::Ordinary, job)?;
+        let outcome = self.pair.outcome(memory, job)?;
         outcome.figures.map(Value::from).ok_or_else(|| "too few messages".to_owned())
     }
 
     /// Microseconds of a round trip of the harness.
     fn round_trip(&mut self, operation: Operation, bytes: usize) -> Result<Value, String> {
+        self.round_trip_of(Memory::Ordinary, operation, bytes)
+    }
+
+    fn round_trip_of(&mut self, memory: Memory, operation: Operation, bytes: usize) -> Result<Value, String> {
         let job = Job { traffic: Traffic::Latency, operation, bytes, slots: 1, duration_ms: self.effort.duration_ms };
-        let outcome = self.pair.outcome(Memory::Ordinary, job)?;
+        let outcome = self.pair.outcome(memory, job)?;
         outcome.figures.map(Value::from).ok_or_else(|| "too few messages".to_owned())
+    }
+
+    /// A measurement while everything goes through the router.
+    fn routed<T>(&mut self, measure: impl FnOnce(&mut Self) -> Result<T, String>) -> Result<T, String> {
+        let host = self.host;
+        host.set_data_path("routed")?;
+        let outcome = measure(self);
+        host.set_data_path("auto")?;
+        outcome
     }
 
     /// Millions of messages a second of two kinds by turns.

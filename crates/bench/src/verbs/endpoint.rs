@@ -20,6 +20,8 @@ const COMPLETION_NS_MAX: u64 = 5_000_000_000;
 /// Empty polls between looks at the clock.
 const POLLS_A_LOOK: u32 = 4096;
 const PORT: u8 = 1;
+/// Bytes of the C library's before a large block of `malloc`, which begins a page.
+const MALLOC_HEADER_BYTES: usize = 16;
 /// `enum ibv_qp_state`.
 const INIT: c_uint = 1;
 const RTR: c_uint = 2;
@@ -77,9 +79,13 @@ impl Device {
 
     /// Memory whose pages are all there.
     pub fn allocate(&self, memory: Memory, bytes: usize) -> Result<Buffer<'_>, String> {
-        let mapped = |mapping: std::io::Result<Shared>| mapping.map(Buffer::Mapped).map_err(|error| error.to_string());
+        let from = |offset: usize, mapping: std::io::Result<Shared>| {
+            mapping.map(|memory| Buffer::Mapped { memory, offset }).map_err(|error| error.to_string())
+        };
+        let mapped = |mapping| from(0, mapping);
         match memory {
             Memory::Ordinary => mapped(Shared::private(bytes)),
+            Memory::Unaligned => from(MALLOC_HEADER_BYTES, Shared::private(bytes + MALLOC_HEADER_BYTES)),
             Memory::Huge => mapped(Shared::huge(bytes)),
             Memory::Foreign => mapped(Shared::new(bytes)),
             Memory::Shared => {
@@ -93,14 +99,14 @@ impl Device {
 }
 
 pub enum Buffer<'a> {
-    Mapped(Shared),
+    Mapped { memory: Shared, offset: usize },
     Shared { device: &'a Device, base: *mut u8 },
 }
 
 impl Buffer<'_> {
     pub fn base(&self) -> *mut u8 {
         match self {
-            Self::Mapped(memory) => memory.at(0, 0),
+            Self::Mapped { memory, offset } => memory.at(*offset, 0),
             Self::Shared { base, .. } => *base,
         }
     }
@@ -201,6 +207,8 @@ pub struct Endpoint<'a> {
     mr: *mut ibv_mr,
     /// First the places to send from, then those to receive into. Last, so that it is freed last.
     buffer: Buffer<'a>,
+    /// Bytes of each half of the buffer.
+    area: usize,
     bytes: usize,
     slots: usize,
     receive_depth: usize,
@@ -216,7 +224,7 @@ impl<'a> Endpoint<'a> {
     /// The same, with extras.
     pub fn with(device: &'a Device, memory: Memory, job: &Job, extras: Extras) -> Result<Self, String> {
         let library = &device.library;
-        let area = (job.bytes * job.slots).next_multiple_of(4096);
+        let area = (job.bytes * job.slots).next_multiple_of(if memory == Memory::Unaligned { 64 } else { 4096 });
         let buffer = device.allocate(memory, 2 * area)?;
         // SAFETY: freshly allocated, so long, nobody else's.
         unsafe { ptr::write_bytes(buffer.base(), 1, 2 * area) };
@@ -238,6 +246,7 @@ impl<'a> Endpoint<'a> {
             pd,
             mr: ptr::null_mut(),
             buffer,
+            area,
             bytes: job.bytes,
             slots: job.slots,
             receive_depth,
@@ -322,10 +331,6 @@ impl<'a> Endpoint<'a> {
         self.device.library.status_name(completion.status)
     }
 
-    fn area(&self) -> usize {
-        (self.bytes * self.slots).next_multiple_of(4096)
-    }
-
     /// Where message `index` is sent from.
     pub fn send_place(&self, index: usize) -> *mut u8 {
         // SAFETY: inside the buffer, which has two areas of `slots` places.
@@ -335,7 +340,7 @@ impl<'a> Endpoint<'a> {
     /// Where message `index` arrives.
     pub fn receive_place(&self, index: usize) -> *mut u8 {
         // SAFETY: the same, in the second area.
-        unsafe { self.buffer.base().add(self.area() + index % self.slots * self.bytes) }
+        unsafe { self.buffer.base().add(self.area + index % self.slots * self.bytes) }
     }
 
     /// Posts `count` receives for the messages from `first` on, in one call.

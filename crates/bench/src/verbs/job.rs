@@ -27,6 +27,8 @@ pub enum Memory {
     Shared,
     /// From `mmap`, registered like any memory.
     Ordinary,
+    /// The same, 16 bytes off a page, as large blocks of `malloc` are.
+    Unaligned,
     /// Ordinary, in transparent huge pages as far as the kernel has them.
     Huge,
     /// Shared with others already, so that it can't be shared with the router: reached by its helper.
@@ -42,6 +44,7 @@ impl Memory {
         match self {
             Self::Shared => "ibv_malloc",
             Self::Ordinary => "ordinary",
+            Self::Unaligned => "unaligned",
             Self::Huge => "huge pages",
             Self::Foreign => "foreign",
         }
