@@ -115,15 +115,18 @@ const STACK_WAIT_NS: u64 = 1_000_000_000;
 /// its pages are private memory again, unless another region touches them.
 pub fn release(session: &Session, region: RegionSpan) {
     session.outlast_peers();
-    let other_thread = locked().with(|table| {
+    let mut other_thread = locked().with(|table| {
         if table.remove_region(region) {
             table.move_out(session, region.touched_pages());
             table.retry_pending(session);
         }
         table.thread_for_stack(session)
     });
-    if let Some(thread) = other_thread {
+    // Once more if it had begun before this was to be done.
+    for _ in 0..2 {
+        let Some(thread) = other_thread else { return };
         thread.take_out_soon(false, threads::now_ns() + STACK_WAIT_NS);
+        other_thread = locked().with(|table| table.thread_for_stack(session));
     }
 }
 
