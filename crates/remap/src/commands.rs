@@ -140,15 +140,17 @@ impl Task {
 
     fn take_out(&self) {
         let body = |table: &mut Table| {
-            let Some(session) = self.session.upgrade() else { return };
-            table.retry_pending(&session);
             // AcqRel; partner: the addition in `take_out_soon`.
-            if self.takes_partial.swap(false, Ordering::AcqRel) {
-                table.take_out_partial_pages(&session);
+            let takes_partial = self.takes_partial.swap(false, Ordering::AcqRel);
+            if let Some(session) = self.session.upgrade() {
+                table.retry_pending(&session);
+                if takes_partial {
+                    table.take_out_partial_pages(&session);
+                }
             }
+            self.take_out_count.fetch_add(1, Ordering::Release);
         };
         let _ = catch_unwind(AssertUnwindSafe(|| locked().with(body)));
-        self.take_out_count.fetch_add(1, Ordering::Release);
     }
 }
 
@@ -242,6 +244,7 @@ extern "C" fn run(argument: *mut c_void) -> *mut c_void {
     let task = unsafe { Arc::from_raw(argument.cast_const().cast::<Task>()) };
     // SAFETY: a C string of 15 bytes.
     unsafe { libc::prctl(libc::PR_SET_NAME, c"freeflow-revoke".as_ptr()) };
+    threads::note_own_quiescence();
     // Release: pairs with the Acquire in `note_begun`.
     task.has_begun.store(true, Ordering::Release);
     // The thread that started this one has the lock until the pipe is set.

@@ -6,6 +6,7 @@
 //! that the dynamic linker has not bound yet.
 use crate::syscalls::thread_id;
 use freeflow_client::{Freeze, Session};
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// After threads could not be frozen, it is not tried again for this long.
@@ -15,6 +16,11 @@ const FREEZE_RETRY_NS: u64 = 1_000_000_000;
 static FREEZE_REFUSED_NS: AtomicU64 = AtomicU64::new(0);
 /// Threads of this library that do nothing without the table's lock. Changes under that lock.
 static QUIESCENT_THREADS: AtomicU64 = AtomicU64::new(0);
+
+thread_local! {
+    /// The calling thread is one of those: another one of the program's always runs.
+    static IS_QUIESCENT: Cell<bool> = const { Cell::new(false) };
+}
 
 pub(crate) fn now_ns() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -30,6 +36,11 @@ pub(crate) fn add_quiescent() {
     QUIESCENT_THREADS.fetch_add(1, Ordering::Relaxed);
 }
 
+/// By such a thread, before it is counted.
+pub(crate) fn note_own_quiescence() {
+    IS_QUIESCENT.set(true);
+}
+
 /// The C library's code follows in the thread: a copy thread of pages has to freeze it again.
 pub(crate) fn remove_quiescent() {
     // Release: pairs with the Acquire in `is_alone`.
@@ -43,6 +54,9 @@ pub(crate) fn reset_quiescent() {
 
 /// Whether the calling thread is the only one, but for quiescent ones: it has the table's lock.
 fn is_alone() -> bool {
+    if IS_QUIESCENT.get() {
+        return false;
+    }
     // SAFETY: all zeroes are valid; the struct is ours to write, the path a C string. A directory
     // of threads has two links and one for each. The count is read afterwards: it only falls
     // meanwhile, before such a thread ends.
