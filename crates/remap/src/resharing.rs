@@ -4,9 +4,9 @@
 //! Regions touch these pages, and the router reads and writes them by address at any time. So its
 //! accesses are frozen in the window, as the process's threads are. The rest is as in a
 //! registration.
-use crate::process_map::{FileId, ProcessMap};
-use crate::ranges::{RegionSpan, without};
-use crate::table::{ExclusiveArenas, Pages, Table, is_enabled};
+use crate::process_map::FileId;
+use crate::stale::outside;
+use crate::table::{Pages, Table, is_enabled};
 use crate::threads::may_try_freeze;
 use freeflow_client::{Handle, Session};
 use std::ops::Range;
@@ -20,45 +20,19 @@ impl Table {
             return;
         }
         let Some((copies, file)) = self.copies_of(session.serial(), segment) else { return };
-        let Some(maps) = ProcessMap::open() else { return };
-        let pages = Pages::Copies(file);
-        let mut spots: Vec<Range<u64>> = Vec::new();
-        // This thread's stack is its own, and may be a neighbour of what is moved.
-        let stack = 0_u8;
-        let stack = (&raw const stack).addr() as u64;
-        for range in copies {
-            maps.visit(range.start, range.end, &mut |area| {
-                let spot = range.start.max(area.start)..range.end.min(area.end);
-                if !(area.start..area.end).contains(&stack) && self.may_move(session, pages, area, spot.start) {
-                    spots.push(spot);
-                }
-                true
-            });
-        }
-        let end = spots.iter().map(|spot| spot.end).max().unwrap_or(0);
-        let mut exclusive = Some(ExclusiveArenas::until(end));
-        for spot in spots {
-            if !self.move_in_spot(session, &maps, pages, spot, &mut exclusive) {
-                return;
-            }
-        }
+        self.move_in_touched(session, Pages::Copies(file), copies, true);
     }
 
     /// The copies that took a segment's place and that regions of this session touch, and no
     /// others': the router's accesses for those would go on.
     fn copies_of(&self, serial: u64, segment: Handle) -> Option<(Vec<Range<u64>>, FileId)> {
         let copied = self.copied.iter().find(|copied| (copied.serial, copied.segment) == (serial, segment))?;
-        let is_foreign = |region: &&RegionSpan| self.owners.get(&region.owner).is_none_or(|of| *of != serial);
-        let regions = self.regions.keys().filter(is_foreign);
-        let foreign: Vec<Range<u64>> = regions.map(RegionSpan::touched_pages).collect();
+        let foreign = self.foreign_pages(serial);
         let copies = self.copies.iter().filter(|(_, number)| *number == copied.number).map(|(range, _)| range);
         let kept = copies.flat_map(|range| {
-            let mut kept = vec![range.clone()];
-            let untouched = self.touches.untouched(range);
-            for hole in untouched.iter().chain(&foreign) {
-                kept = kept.into_iter().flat_map(|piece| without(piece, hole)).collect();
-            }
-            kept
+            let mut holes = self.touches.untouched(range.clone());
+            holes.extend_from_slice(&foreign);
+            outside(vec![range.clone()], &range, &holes)
         });
         Some((kept.collect(), copied.file))
     }
@@ -67,6 +41,7 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ranges::RegionSpan;
     use crate::table::Copied;
 
     fn span(owner: usize, start: u64, length: u64) -> RegionSpan {

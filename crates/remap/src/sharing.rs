@@ -11,10 +11,10 @@
 //! and the router reaches it. A child of `fork` must not see it there for a moment even, so partial
 //! pages become private again before each fork (`fork`).
 use crate::commands::Task;
-use crate::page_moves::MOVE_BYTES_MAX;
 use crate::process_map::ProcessMap;
-use crate::ranges::{RegionSpan, without};
-use crate::table::{Pages, Table, is_enabled};
+use crate::ranges::RegionSpan;
+use crate::stale::outside;
+use crate::table::{ExclusiveArenas, Pages, Table, is_enabled};
 use crate::threads::may_try_freeze;
 use freeflow_client::{Freeze, Session};
 use std::collections::BTreeSet;
@@ -29,7 +29,19 @@ impl Table {
             return;
         }
         let unplaced = self.unplaced(session.serial(), addresses);
-        if unplaced.is_empty() {
+        self.move_in_touched(session, Pages::Touched, unplaced, false);
+    }
+
+    /// Puts pages that regions touch into arenas: for the thread of `commands`. Those that can't be
+    /// moved now stay where they are.
+    pub(super) fn move_in_touched(
+        &mut self,
+        session: &Arc<Session>,
+        pages: Pages,
+        ranges: Vec<Range<u64>>,
+        is_exclusive: bool,
+    ) {
+        if ranges.is_empty() {
             return;
         }
         let Some(maps) = ProcessMap::open() else { return };
@@ -37,20 +49,19 @@ impl Table {
         let stack = 0_u8;
         let stack = (&raw const stack).addr() as u64;
         let mut spots: Vec<Range<u64>> = Vec::new();
-        for range in unplaced {
+        for range in ranges {
             maps.visit(range.start, range.end, &mut |area| {
                 let spot = range.start.max(area.start)..range.end.min(area.end);
-                let is_own_stack = (area.start..area.end).contains(&stack);
-                // Those go into exclusive arenas again, by a command of their own.
-                let is_exposed = self.copied.iter().any(|copied| copied.is_exposed && copied.file == area.file);
-                if !is_own_stack && !is_exposed && self.may_move(session, Pages::Touched, area, spot.start) {
+                if !(area.start..area.end).contains(&stack) && self.may_move(session, pages, area, spot.start) {
                     spots.push(spot);
                 }
                 true
             });
         }
+        let end = spots.iter().map(|spot| spot.end).max().unwrap_or(0);
+        let mut exclusive = is_exclusive.then_some(ExclusiveArenas::until(end));
         for spot in spots {
-            if !self.move_in_spot(session, &maps, Pages::Touched, spot, &mut None) {
+            if !self.move_in_spot(session, &maps, pages, spot, &mut exclusive) {
                 return;
             }
         }
@@ -61,15 +72,17 @@ impl Table {
     fn unplaced(&self, serial: u64, addresses: Range<u64>) -> Vec<Range<u64>> {
         let mut holes = self.touches.untouched(addresses.clone());
         holes.extend(self.remapped.within(addresses.clone()).into_iter().map(|(range, _)| range));
-        if self.owners.values().any(|of| *of != serial) {
-            let is_foreign = |region: &&RegionSpan| self.owners.get(&region.owner).is_none_or(|of| *of != serial);
-            holes.extend(self.regions.keys().filter(is_foreign).map(RegionSpan::touched_pages));
+        holes.extend(self.foreign_pages(serial));
+        outside(vec![addresses.clone()], &addresses, &holes)
+    }
+
+    /// The pages that regions of other sessions touch.
+    pub(super) fn foreign_pages(&self, serial: u64) -> Vec<Range<u64>> {
+        if self.owners.values().all(|of| *of == serial) {
+            return Vec::new();
         }
-        let mut unplaced = vec![addresses];
-        for hole in &holes {
-            unplaced = unplaced.into_iter().flat_map(|range| without(range, hole)).collect();
-        }
-        unplaced
+        let is_foreign = |region: &&RegionSpan| self.owners.get(&region.owner).is_none_or(|of| *of != serial);
+        self.regions.keys().filter(is_foreign).map(RegionSpan::touched_pages).collect()
     }
 
     /// Remapped pages that no region of those touching them covers as a whole: shared here, or left of
@@ -95,12 +108,7 @@ impl Table {
         let partial: Vec<_> = self.partial_pages().into_iter().filter(|&(_, number)| is_own(number)).collect();
         let Some(maps) = ProcessMap::open() else { return };
         for (range, number) in partial {
-            let mut from = range.start;
-            while from < range.end {
-                let end = range.end.min(from + MOVE_BYTES_MAX);
-                self.move_out_range(session, &maps, from..end, number, Freeze::ThreadsAndRouter);
-                from = end;
-            }
+            self.move_out_range(session, &maps, range, number, Freeze::ThreadsAndRouter);
         }
         drop(maps);
         self.tidy(session);

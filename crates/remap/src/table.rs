@@ -234,9 +234,14 @@ fn keep_from_peers(session: &Session, arena: &Arena) -> bool {
     session.map_part(arena.segment, 0, page.clone()).is_ok() && session.unmap_part(page).is_ok()
 }
 
-/// Private memory of the program's data.
-fn is_private_data(area: &Area) -> bool {
-    area.readable && area.writable && !area.executable && !area.shared
+/// Longest move that begins at an address: pages of the first thread's stack go one by one.
+fn move_bytes_max(address: u64) -> u64 {
+    if is_first_stack(address) { PAGE_BYTES } else { MOVE_BYTES_MAX }
+}
+
+/// Memory of the program's data.
+fn is_data(area: &Area) -> bool {
+    area.readable && area.writable && !area.executable
 }
 
 fn all_of(owner: usize) -> RangeInclusive<RegionSpan> {
@@ -349,15 +354,14 @@ impl Table {
     /// Private anonymous memory, as a heap is; what a dead session left in its arenas; private
     /// copies of such.
     fn is_movable(&self, session: &Session, area: &Area, address: u64) -> bool {
-        if !area.readable || !area.writable || area.executable {
+        if !is_data(area) {
             return false;
         }
         if area.shared {
             let mut arenas = self.arenas.iter();
             return arenas.any(|arena| arena.serial != session.serial() && arena.is_at(area, address));
         }
-        is_private_data(area)
-            && !is_first_stack(address)
+        !is_first_stack(address)
             && (area.file == FileId::default() || self.copied.iter().any(|copied| copied.file == area.file))
     }
 
@@ -366,9 +370,14 @@ impl Table {
             Pages::Unknown => true,
             Pages::Copies(file) => !area.shared && area.file == file,
             // Also initialised variables: private pages of a program's file; and the first stack.
-            Pages::Touched => return is_private_data(area),
+            Pages::Touched => return is_data(area) && !area.shared && !self.is_exposed(area),
         };
         is_match && self.is_movable(session, area, address)
+    }
+
+    /// Copies that go into exclusive arenas again, by a command of their own.
+    fn is_exposed(&self, area: &Area) -> bool {
+        self.copied.iter().any(|copied| copied.is_exposed && copied.file == area.file)
     }
 
     /// False: no more can be remapped now.
@@ -392,13 +401,12 @@ impl Table {
             let Some(at) = own.or_else(|| self.shared_arena_for(session, from..spot.end)) else { return false };
             let arena = &self.arenas[at];
             let takes_aside = is_first_stack(from) && !self.aside_pages.contains_key(&from);
-            let most = if is_first_stack(from) { PAGE_BYTES } else { MOVE_BYTES_MAX };
-            let end = spot.end.min(arena.stretch().end).min(from + most);
+            let end = spot.end.min(arena.stretch().end).min(from + move_bytes_max(from));
             let bytes = (end - from) as usize;
             let mirror = arena.mirror_of(from);
             let piece = PageMove { target: from, mirror, bytes, protection: 0, done: false };
             let moved = if takes_aside {
-                let is_right = |area: &Area, _| is_private_data(area);
+                let is_right = |area: &Area, _| is_data(area) && !area.shared;
                 first_stack::move_in(&mut self.aside_pages, session, maps, &piece, pages.freeze(), &is_right)
             } else {
                 let is_right = |area: &Area, address| self.may_move(session, pages, area, address);
@@ -653,7 +661,7 @@ impl Table {
             let mut from = piece.start;
             while from < piece.end {
                 let is_aside = self.aside_pages.contains_key(&from);
-                let end = piece.end.min(from + if is_first_stack(from) { PAGE_BYTES } else { MOVE_BYTES_MAX });
+                let end = piece.end.min(from + move_bytes_max(from));
                 let mirror = self.arenas[at].mirror_of(from);
                 let one = PageMove { target: from, mirror, bytes: (end - from) as usize, protection, done: false };
                 let arena = &self.arenas[at];
