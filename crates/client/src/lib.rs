@@ -60,6 +60,7 @@ pub use context::{Context, Element};
 pub use device_memory::DeviceMemory;
 pub use event_pipe::{EventOutcome, EventPipe, EventRead, event_of};
 pub use freeflow_protocol::library::{EVENT_BYTES, Handle, PASS_BYTES};
+pub use freeflow_shm::fd::Doorbell;
 pub use freeflow_shm::revocation::{Awaited, RevokeCommands};
 pub use freeflow_shm::{CallLock, OwnMemory, SendDescriptor};
 pub use memory::MemoryRegion;

@@ -18,12 +18,12 @@ use crate::lock::locked;
 use crate::table::{ShareRequest, Table};
 use crate::threads::{self, now_ns};
 use freeflow_client::{
-    Awaited, COMMAND_BYTES, MemoryCommand, PendingCommands, REVOCATION_TIME_MAX_MS, RevokeCommands, Session,
+    Awaited, COMMAND_BYTES, Doorbell, MemoryCommand, PendingCommands, REVOCATION_TIME_MAX_MS, RevokeCommands, Session,
 };
 use freeflow_verbs::VerbsError;
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
@@ -32,6 +32,9 @@ use std::time::Duration;
 
 /// The stack that the C library, a program's thread-local data and this thread's work need.
 const STACK_BYTES: usize = 256 << 10;
+/// Longest wait until pages are private memory again. Where threads can't be frozen they become so
+/// nevertheless: partial pages as private copies, those of a deregistration later.
+pub(crate) const TAKE_OUT_NS: u64 = 1_000_000_000;
 /// A thread that has not begun by then is taken for one of the program's.
 const BEGIN_WITHIN_NS: u64 = 1_000_000_000;
 
@@ -103,8 +106,8 @@ pub(crate) struct Task {
     pending: Arc<PendingCommands>,
     /// Without one it ends.
     pipe: OnceLock<OwnedFd>,
-    /// An eventfd: pages are to be taken out of arenas.
-    wake: OwnedFd,
+    /// Pages are to be taken out of arenas.
+    wake: Doorbell,
     /// Partial pages too, which regions touch.
     takes_partial: AtomicBool,
     /// How often it was done.
@@ -123,19 +126,10 @@ impl Task {
         let before = self.take_out_count.load(Ordering::Acquire);
         // Release; partner: the swap in `take_out`.
         self.takes_partial.fetch_or(partial, Ordering::Release);
-        let one = 1_u64.to_ne_bytes();
-        // SAFETY: eight bytes of ours.
-        unsafe { libc::write(self.wake.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+        self.wake.kick();
         while self.take_out_count.load(Ordering::Acquire) == before && now_ns() <= deadline_ns {
             std::thread::sleep(FREQUENT_LOOK);
         }
-    }
-
-    /// Whether it was asked to, once for all times.
-    fn was_woken(&self) -> bool {
-        let mut count = [0_u8; 8];
-        // SAFETY: the buffer is ours to write, for so many bytes.
-        unsafe { libc::read(self.wake.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) > 0 }
     }
 
     fn take_out(&self) {
@@ -154,31 +148,19 @@ impl Task {
     }
 }
 
-fn eventfd() -> Option<OwnedFd> {
-    // SAFETY: a new descriptor, nobody else's.
-    unsafe {
-        let descriptor = libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK);
-        (descriptor >= 0).then(|| OwnedFd::from_raw_fd(descriptor))
-    }
-}
-
 /// Asks the router for commands, and starts their thread. `None`: there will be none. Under the
 /// table's lock.
 pub(crate) fn start(session: &Arc<Session>) -> Option<Arc<Task>> {
-    let (has_begun, is_quiescent) = (AtomicBool::new(false), AtomicBool::new(false));
-    let serial = session.serial();
-    let pending = session.pending_commands().clone();
-    let pipe = OnceLock::new();
     let task = Arc::new(Task {
         session: Arc::downgrade(session),
-        serial,
-        pending,
-        pipe,
-        wake: eventfd()?,
+        serial: session.serial(),
+        pending: session.pending_commands().clone(),
+        pipe: OnceLock::new(),
+        wake: Doorbell::new().ok()?,
         takes_partial: AtomicBool::new(false),
         take_out_count: AtomicU32::new(0),
-        has_begun,
-        is_quiescent,
+        has_begun: AtomicBool::new(false),
+        is_quiescent: AtomicBool::new(false),
     });
     // Before the pipe: once the router has said yes, it counts on a reader. The thread waits for
     // the lock.
@@ -191,7 +173,7 @@ pub(crate) fn start(session: &Arc<Session>) -> Option<Arc<Task>> {
     task.pending.set_pipe(descriptor);
     // Relaxed: read by a child of `fork`, which this thread or a later holder of the lock makes.
     DESCRIPTOR.store(descriptor, Ordering::Relaxed);
-    WAKE.store(task.wake.as_raw_fd(), Ordering::Relaxed);
+    WAKE.store(task.wake.as_fd().as_raw_fd(), Ordering::Relaxed);
     task.pipe.set(pipe).is_ok().then_some(task)
 }
 
@@ -260,11 +242,11 @@ extern "C" fn run(argument: *mut c_void) -> *mut c_void {
 /// other command.
 fn serve(task: &Task, descriptor: RawFd) {
     let mut on_wake = || {
-        if task.was_woken() {
+        if task.wake.drain() {
             task.take_out();
         }
     };
-    let wake = task.wake.as_raw_fd();
+    let wake = task.wake.as_fd().as_raw_fd();
     while let Some(command) = next_command(descriptor, &task.pending.commands, wake, &mut on_wake) {
         let carry_out = || locked().with(|table| carry_out(table, task, command));
         let Ok(outcome) = catch_unwind(AssertUnwindSafe(carry_out)) else {
@@ -378,13 +360,13 @@ fn end(table: &mut Table, task: Arc<Task>) {
     table.note_commands_ended(task.serial);
     task.pending.set_pipe(-1);
     // Relaxed: as it was written; only this thread closes the descriptors.
-    let forget = |newest: &AtomicI32, descriptor: &OwnedFd| {
+    let forget = |newest: &AtomicI32, descriptor: BorrowedFd<'_>| {
         let _ = newest.compare_exchange(descriptor.as_raw_fd(), -1, Ordering::Relaxed, Ordering::Relaxed);
     };
     if let Some(pipe) = task.pipe.get() {
-        forget(&DESCRIPTOR, pipe);
+        forget(&DESCRIPTOR, pipe.as_fd());
     }
-    forget(&WAKE, &task.wake);
+    forget(&WAKE, task.wake.as_fd());
     let is_quiescent = task.is_quiescent.load(Ordering::Relaxed);
     drop(task);
     if is_quiescent {
@@ -409,6 +391,7 @@ pub(crate) fn reset_in_child() {
 mod tests {
     use super::*;
     use std::io::Write;
+    use std::os::fd::FromRawFd;
 
     #[test]
     fn commands_are_read_one_by_one_until_the_end() {

@@ -21,9 +21,6 @@ use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
 /// Longest wait for a child, milliseconds. It copies a gigabyte in less than a second.
 const CHILD_TIME_MAX_MS: i32 = 30_000;
-/// Longest wait until partial pages are private. Where threads can't be frozen they become so
-/// nevertheless, as private copies.
-const TAKE_OUT_NS: u64 = 1_000_000_000;
 
 /// The ends of the pipe of the fork under way; written under the table's lock.
 static READ_END: AtomicI32 = AtomicI32::new(-1);
@@ -33,7 +30,7 @@ static NESTED: AtomicU32 = AtomicU32::new(0);
 
 /// Takes the lock, once no partial page is in an arena, if that comes soon.
 fn take_lock(locked: &LockedTable) {
-    let deadline = now_ns() + TAKE_OUT_NS;
+    let deadline = now_ns() + commands::TAKE_OUT_NS;
     loop {
         locked.take();
         // SAFETY: this thread took the lock just now.

@@ -107,10 +107,6 @@ pub fn refresh(session: &Session, start: u64, length: u64) {
     locked().with(|table| table.forget_gone(session, touched_pages(start, length), &mut None));
 }
 
-/// Longest wait until pages of the calling thread's stack are private memory again: where threads
-/// can't be frozen they become so later.
-const STACK_WAIT_NS: u64 = 1_000_000_000;
-
 /// Ends the effect of [`prepare`], once the router uses nothing of the region any more. On return
 /// its pages are private memory again, unless another region touches them.
 pub fn release(session: &Session, region: RegionSpan) {
@@ -125,7 +121,7 @@ pub fn release(session: &Session, region: RegionSpan) {
     // Once more if it had begun before this was to be done.
     for _ in 0..2 {
         let Some(thread) = other_thread else { return };
-        thread.take_out_soon(false, threads::now_ns() + STACK_WAIT_NS);
+        thread.take_out_soon(false, threads::now_ns() + commands::TAKE_OUT_NS);
         other_thread = locked().with(|table| table.thread_for_stack(session));
     }
 }

@@ -365,6 +365,13 @@ pub(crate) struct Aside {
 unsafe impl Send for Aside {}
 
 impl Aside {
+    pub fn reserve(bytes: usize) -> Option<Self> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let start = unsafe { syscalls::mmap(ptr::null_mut(), bytes, libc::PROT_NONE, flags, -1, 0) };
+        (start != libc::MAP_FAILED).then_some(Self { start: start.cast(), bytes, has_left: Cell::new(false) })
+    }
+
     /// In a window. The target's pages go aside as they are.
     fn take(&self, piece: &PageMove) -> bool {
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
@@ -385,32 +392,20 @@ impl Aside {
         self.has_left.get()
     }
 
-    pub fn reserve(bytes: usize) -> Option<Self> {
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: a new mapping at an address of the kernel's choice.
-        let start = unsafe { syscalls::mmap(ptr::null_mut(), bytes, libc::PROT_NONE, flags, -1, 0) };
-        (start != libc::MAP_FAILED).then_some(Self { start: start.cast(), bytes, has_left: Cell::new(false) })
-    }
-
     /// In a window. The target's pages go aside, and new ones with their contents in their place.
     fn exchange(&self, maps: &ProcessMap, piece: &PageMove) -> bool {
-        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-        let (target, aside) = (at(piece.target), self.start.cast::<c_void>());
-        // SAFETY: the target is private memory (checked a moment ago, and only this thread runs),
-        // and the other place is ours; where the pages don't stay aside they go back as they were.
-        unsafe {
-            if syscalls::mremap(target, piece.bytes, piece.bytes, flags, aside) == libc::MAP_FAILED {
-                return false;
-            }
-            let is_readable =
-                piece.protection & libc::PROT_READ != 0 || syscalls::mprotect(aside, piece.bytes, libc::PROT_READ) == 0;
-            if is_readable && restore(maps, &PageMove { mirror: self.start, ..*piece }) {
-                return true;
-            }
-            syscalls::mprotect(aside, piece.bytes, piece.protection);
-            self.give_back(piece);
-            false
+        if !self.take(piece) {
+            return false;
         }
+        // SAFETY: the pages aside are ours; where they don't stay they go back as they were.
+        let protect = |rights| unsafe { syscalls::mprotect(self.start.cast(), piece.bytes, rights) == 0 };
+        let is_readable = piece.protection & libc::PROT_READ != 0 || protect(libc::PROT_READ);
+        if is_readable && restore(maps, &PageMove { mirror: self.start, ..*piece }) {
+            return true;
+        }
+        protect(piece.protection);
+        self.give_back(piece);
+        false
     }
 }
 
