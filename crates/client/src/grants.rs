@@ -121,7 +121,6 @@ impl GrantTable {
     }
 
     /// Whether a grant has some of these bytes, and not all.
-    #[cold]
     fn overlaps(&self, request: &SendDescriptor<'_>, writes: bool, bytes: u32) -> bool {
         let first = (request.rkey, writes, request.remote_address);
         let end = (request.rkey, writes, request.remote_address.saturating_add(u64::from(bytes)));
@@ -167,9 +166,7 @@ impl Grants {
         let writes = request.opcode != SendOpcode::RdmaRead;
         let place = self.granted.table_mut().place(request, writes, bytes);
         if place.is_none() {
-            let overlaps = self.granted.table().overlaps(request, writes, bytes);
-            let cost = (u64::from(bytes) + REQUEST_BYTES) / if overlaps { OVERLAP_SHARE } else { 1 };
-            self.key_use(context, ring, request, (writes, bytes), cost);
+            self.key_use(context, ring, request, writes, bytes);
         }
         place
     }
@@ -218,9 +215,11 @@ impl Grants {
         context: &QpContext<'_>,
         ring: &RequestProducer,
         request: &SendDescriptor<'_>,
-        (writes, bytes): (bool, u32),
-        cost: u64,
+        writes: bool,
+        bytes: u32,
     ) {
+        let overlaps = self.granted.table().overlaps(request, writes, bytes);
+        let cost = (u64::from(bytes) + REQUEST_BYTES) / if overlaps { OVERLAP_SHARE } else { 1 };
         let is_it = |key_use: &KeyUse| key_use.rkey == request.rkey && key_use.writes == writes;
         let at = self.key_uses.iter().position(is_it).unwrap_or_else(|| {
             if self.key_uses.len() >= KEY_USES_MAX {
