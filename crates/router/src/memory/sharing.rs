@@ -14,13 +14,13 @@ use freeflow_verbs::{Duration, Instant};
 use std::collections::BTreeMap;
 
 /// Accesses before the first command: a freeze of threads costs about as much as a few of them.
-pub(crate) const USES_BEFORE_SHARING: u32 = 8;
+const USES_BEFORE_SHARING: u32 = 8;
 /// The most before a later one.
 const USES_MAX: u32 = 1 << 20;
 /// Each such time without a command takes back one doubling.
 const FORGIVEN: Duration = Duration::from_millis(1000);
 /// Blocks of one process that are counted at a time; any others are left out while they are in use.
-pub(crate) const BLOCK_COUNT_MAX: usize = 4096;
+const BLOCK_COUNT_MAX: usize = 4096;
 /// Blocks of one access that are counted: one that is longer finds the rest the next times.
 const BLOCKS_OF_ACCESS_MAX: u64 = 256;
 
