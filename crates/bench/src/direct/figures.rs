@@ -25,8 +25,6 @@ pub struct Figure {
     pub value: Measure<Value>,
 }
 
-pub const ROUTED: &str = "round trips when everything is routed";
-
 /// Title, and its figures.
 type Figures = (&'static str, fn() -> Vec<Figure>);
 
@@ -35,7 +33,7 @@ pub const TABLES: [Figures; 7] = [
     ("small messages a second", rates),
     ("streams", streams),
     ("buffers that are not whole pages", buffers),
-    (ROUTED, routed),
+    ("round trips when everything is routed", routed),
     ("two kinds of message by turns", mixes),
     ("many pairs at once", pairs),
 ];
@@ -102,7 +100,7 @@ fn harness(operation: Operation, bytes: usize, floor: f64, aim: f64) -> Figure {
             let copies = if twice { Copies::twice(bytes, places, total) } else { once() };
             copy::gbit_per_s(&copies).map_err(failed)
         }),
-        value: Box::new(move |bench| bench.stream(operation, bytes)),
+        value: Box::new(move |bench| bench.stream(Memory::Ordinary, operation, bytes)),
     }
 }
 
@@ -142,8 +140,8 @@ fn buffers() -> Vec<Figure> {
         let what = format!("{} {}, unaligned", operation.name(), size(bytes));
         Figure {
             wanted: Wanted { group: "buffers", what, limit: "whole pages", unit: "Gb/s", floor: 0.9, aim: 0.97 },
-            limit: Box::new(move |bench| bench.stream(operation, bytes).map(|figure| figure.value)),
-            value: Box::new(move |bench| bench.stream_of(Memory::Unaligned, operation, bytes)),
+            limit: Box::new(move |bench| bench.stream(Memory::Ordinary, operation, bytes).map(|figure| figure.value)),
+            value: Box::new(move |bench| bench.stream(Memory::Unaligned, operation, bytes)),
         }
     };
     let trip = |operation: Operation, bytes: usize, is_direct: bool| {
@@ -153,11 +151,11 @@ fn buffers() -> Vec<Figure> {
         Figure {
             wanted: Wanted { group: "small buffers", what, limit, unit: "us", floor, aim },
             limit: Box::new(move |bench| {
-                let whole_pages = |bench: &mut Bench<'_>| bench.round_trip(operation, bytes);
+                let whole_pages = |bench: &mut Bench<'_>| bench.round_trip(Memory::Ordinary, operation, bytes);
                 let figure = if is_direct { whole_pages(bench) } else { bench.routed(whole_pages) };
                 figure.map(|figure| figure.value)
             }),
-            value: Box::new(move |bench| bench.round_trip_of(Memory::Unaligned, operation, bytes)),
+            value: Box::new(move |bench| bench.round_trip(Memory::Unaligned, operation, bytes)),
         }
     };
     let streams =
@@ -173,7 +171,7 @@ fn routed() -> Vec<Figure> {
     vec![Figure {
         wanted: Wanted { group: "SEND", what, limit: relay::UNPINNED, unit: "us", floor: 2.0, aim: 1.3 },
         limit: Box::new(|bench| relay::unpinned_us(bench.effort.limits).map_err(failed)),
-        value: Box::new(|bench| bench.round_trip(Operation::Send, 64)),
+        value: Box::new(|bench| bench.routed(|bench| bench.round_trip(Memory::Ordinary, Operation::Send, 64))),
     }]
 }
 
@@ -206,7 +204,7 @@ fn pairs() -> Vec<Figure> {
         wanted: Wanted { group: "pairs", what, limit: "one pair alone", unit: "Gb/s", floor: 0.9, aim: 1.0 },
         // A pair that polls, or one that sleeps as those of the crowd do: the better one.
         limit: Box::new(move |bench| {
-            let polling = bench.stream(Operation::Write, CROWD.bytes)?.value;
+            let polling = bench.stream(Memory::Ordinary, Operation::Write, CROWD.bytes)?.value;
             let flows_ms = bench.effort.flows_ms;
             let sleeping = total(&bench.crowd(CROWD)?.run_some(1, flows_ms)?);
             Ok(polling.max(sleeping))

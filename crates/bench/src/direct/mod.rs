@@ -126,19 +126,11 @@ impl Bench<'_> {
     ) -> Result<(), String> {
         println!();
         journal.handoff("before").map_err(|error| error.to_string())?;
-        let routed = title == figures::ROUTED;
-        if routed && let Err(error) = self.host.set_data_path("routed") {
-            // Then there is no other path either.
-            eprintln!("freeflow-bench: everything goes through the router as it is: {error}");
-        }
         let mut series: Vec<Series> = figures.iter().map(|figure| Series::new(title, figure.wanted.clone())).collect();
         for _ in 0..self.effort.runs {
             for (figure, series) in figures.iter().zip(&mut series) {
                 self.sample(figure, series);
             }
-        }
-        if routed {
-            let _ = self.host.set_data_path("auto");
         }
         self.crowd = None;
         journal.show(table(&format!("Within a host, direct: {title}"), &series));
@@ -200,11 +192,7 @@ impl Bench<'_> {
     }
 
     /// The harness's stream, Gb/s.
-    fn stream(&mut self, operation: Operation, bytes: usize) -> Result<Value, String> {
-        self.stream_of(Memory::Ordinary, operation, bytes)
-    }
-
-    fn stream_of(&mut self, memory: Memory, operation: Operation, bytes: usize) -> Result<Value, String> {
+    fn stream(&mut self, memory: Memory, operation: Operation, bytes: usize) -> Result<Value, String> {
         let (traffic, slots) = (Traffic::Bandwidth, limits::relay_copy::slots(bytes));
         let job = Job { traffic, operation, bytes, slots, duration_ms: self.effort.duration_ms };
         let outcome = self.pair.outcome(memory, job)?;
@@ -212,11 +200,7 @@ impl Bench<'_> {
     }
 
     /// Microseconds of a round trip of the harness.
-    fn round_trip(&mut self, operation: Operation, bytes: usize) -> Result<Value, String> {
-        self.round_trip_of(Memory::Ordinary, operation, bytes)
-    }
-
-    fn round_trip_of(&mut self, memory: Memory, operation: Operation, bytes: usize) -> Result<Value, String> {
+    fn round_trip(&mut self, memory: Memory, operation: Operation, bytes: usize) -> Result<Value, String> {
         let job = Job { traffic: Traffic::Latency, operation, bytes, slots: 1, duration_ms: self.effort.duration_ms };
         let outcome = self.pair.outcome(memory, job)?;
         outcome.figures.map(Value::from).ok_or_else(|| "too few messages".to_owned())
@@ -224,10 +208,12 @@ impl Bench<'_> {
 
     /// A measurement while everything goes through the router.
     fn routed<T>(&mut self, measure: impl FnOnce(&mut Self) -> Result<T, String>) -> Result<T, String> {
-        let host = self.host;
-        host.set_data_path("routed")?;
+        if let Err(error) = self.host.set_data_path("routed") {
+            // Then there is no other path either.
+            eprintln!("freeflow-bench: everything goes through the router as it is: {error}");
+        }
         let outcome = measure(self);
-        host.set_data_path("auto")?;
+        let _ = self.host.set_data_path("auto");
         outcome
     }
 
