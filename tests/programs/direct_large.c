@@ -5,6 +5,7 @@
 //
 // The server checks that no WRITE was lost, and prints what its process copied while they left: its page faults.
 #include "harness.h"
+#include "must.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,14 +18,6 @@
 enum { PAGE = 4096, CHUNKS = 64, CLIENTS_MAX = 64, ROUNDS = 8, BLOCK = 64 << 10, BLOCKS = 512, WAIT_MS = 20000 };
 // The region begins at no multiple of a chunk. Each client has its page in each chunk, and its block in one.
 static const uint64_t CHUNK = 16ull << 20, BYTES = CHUNKS * (16ull << 20), BLOCK_AT = 8ull << 20;
-
-#define must(condition)                                                                                                \
-    do {                                                                                                               \
-        if (!(condition)) {                                                                                            \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                                            \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
-    } while (0)
 
 // The process, and its last writes: in each chunk, and of its blocks.
 struct report {

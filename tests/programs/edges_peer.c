@@ -6,6 +6,7 @@
 // pages are granted to it, then reads every byte that its process has mapped of the router's segments: it must find the
 // block, which shows that there is a grant, and no secret.
 #include "harness.h"
+#include "must.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,14 +18,6 @@ enum { PAGE = 4096, PAGES = 64, SKIP = 1000, BLOCK = PAGES * PAGE - 2 * SKIP, CH
 // Made at run time, so that neither program has it in its constants.
 static uint64_t words(unsigned which) { return 0x9e3779b97f4a7c15u * (which + 1) ^ (uint64_t)PAGES << 56; }
 static const unsigned SECRET = 1, PUBLIC = 2;
-
-#define must(condition)                                                                                                \
-    do {                                                                                                               \
-        if (!(condition)) {                                                                                            \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                                            \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
-    } while (0)
 
 static void put_words(uint8_t *memory, size_t bytes, unsigned which) {
     uint64_t word = words(which);

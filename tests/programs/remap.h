@@ -4,6 +4,8 @@
 #define FREEFLOW_TEST_REMAP_H
 
 #include <infiniband/verbs.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -51,6 +53,21 @@ uint32_t bind_window(struct ibv_mw *window, struct ibv_mr *mr, void *address, si
 void connect_qp(struct ibv_qp *qp, uint32_t to);
 
 double now_us(void);
+
+// How long a case of several threads runs.
+double seconds(void);
+
+// Threads that go on until `stop` is set; `stop_threads` sets it, waits for them and clears it.
+extern atomic_bool stop;
+pthread_t start_thread(void *(*body)(void *), void *argument);
+void stop_threads(pthread_t *threads, int count);
+
+// The body of a thread that allocates and frees blocks, and checks that nobody changes them.
+struct allocating {
+    unsigned random; // where its choices begin
+    size_t bytes_max;
+};
+void *allocate_on(void *argument);
 
 void case_kinds(void);
 void case_data(void);

@@ -14,7 +14,6 @@
 
 enum { USES_MAX = 20000, BLOCK = 200 };
 
-static atomic_bool stop;
 static struct ibv_mr *whole; // whole pages, the other end of every request
 static uint8_t *whole_memory;
 
@@ -128,8 +127,7 @@ void case_edges(void) {
     use("zeroed variables", zeroed + 10, 100, true);
     use("text", (uint8_t *)text_beside + 8, 8, true);
     need(!strcmp(text_beside, "beside"));
-    pthread_t thread;
-    need(pthread_create(&thread, NULL, on_a_thread_s_stack, NULL) == 0 && pthread_join(thread, NULL) == 0);
+    need(pthread_join(start_thread(on_a_thread_s_stack, NULL), NULL) == 0);
     uint8_t small_on_stack[100], on_stack[3 * PAGE];
     on_stack[0] = small_on_stack[0] = 1;
     unsigned before = areas(page_of(on_stack), sizeof on_stack + PAGE);
@@ -200,11 +198,6 @@ static void *write_beside(void *argument) {
     return NULL;
 }
 
-static double seconds(void) {
-    const char *text = getenv("REMAP_SECONDS");
-    return text ? atof(text) : 2;
-}
-
 // For some seconds, and on a busy machine until a block was shared.
 static bool goes_on(double begin, unsigned shared) {
     double elapsed_us = now_us() - begin;
@@ -257,12 +250,10 @@ static void with_writers(bool forks) {
     pthread_t threads[WRITERS];
     for (int i = 0; i < WRITERS; i++) {
         neighbours[i] = (struct neighbour){(uint64_t *)memory + i, 0};
-        need(pthread_create(&threads[i], NULL, write_beside, &neighbours[i]) == 0);
+        threads[i] = start_thread(write_beside, &neighbours[i]);
     }
     need(turn(memory, forks) > 0);
-    atomic_store(&stop, true);
-    for (int i = 0; i < WRITERS; i++) need(pthread_join(threads[i], NULL) == 0);
-    atomic_store(&stop, false);
+    stop_threads(threads, WRITERS);
     need(placed(memory, BLOCKS * STRIDE + PAGE) == 0);
     for (int i = 0; i < WRITERS; i++) {
         need(neighbours[i].count > 10);
@@ -352,46 +343,26 @@ void case_edges_fork(void) {
     fork_beside(&variable, "a variable");
     fork_beside(&on_stack, "on the first thread's stack");
     free(in_heap);
-    pthread_t thread;
-    need(pthread_create(&thread, NULL, fork_from_a_stack, NULL) == 0 && pthread_join(thread, NULL) == 0);
+    need(pthread_join(start_thread(fork_from_a_stack, NULL), NULL) == 0);
     end_whole();
 }
 
 // ---- allocators
 
-static void *allocate_on(void *argument) {
-    unsigned random = (unsigned)(long)argument;
-    enum { HELD = 64 };
-    struct { uint8_t *memory; size_t bytes; unsigned seed; } held[HELD] = {{0}};
-    while (!atomic_load(&stop)) {
-        random = random * 1103515245 + 12345;
-        unsigned i = (random >> 8) % HELD;
-        if (held[i].memory) {
-            if (!is_filled(held[i].memory, held[i].bytes, held[i].seed)) fail(__FILE__, __LINE__, "a block of memory changed");
-            free(held[i].memory);
-            held[i].memory = NULL;
-            continue;
-        }
-        size_t bytes = 1 + (random >> 12) % 3000;
-        uint8_t *memory = calloc(1, bytes);
-        for (size_t at = 0; at < bytes; at++)
-            if (memory[at]) fail(__FILE__, __LINE__, "calloc gave memory that is not zero");
-        fill(memory, bytes, random);
-        held[i].memory = memory, held[i].bytes = bytes, held[i].seed = random;
-    }
-    for (int i = 0; i < HELD; i++) free(held[i].memory);
-    return NULL;
-}
-
 // Blocks of an allocator's come and go as regions that are shared, while threads allocate and free beside them.
 void case_edges_allocator(void) {
+    enum { BYTES_MAX = 3000 };
     make_whole();
     unsigned before = all_areas(), random = 99, shared = 0, rounds = 0;
     pthread_t threads[3];
-    for (long i = 0; i < 3; i++) need(pthread_create(&threads[i], NULL, allocate_on, (void *)(i + 1)) == 0);
+    struct allocating allocating[3];
+    for (unsigned i = 0; i < 3; i++) {
+        allocating[i] = (struct allocating){i + 1, BYTES_MAX};
+        threads[i] = start_thread(allocate_on, &allocating[i]);
+    }
     for (double begin = now_us(); goes_on(begin, shared); rounds++) {
         random = random * 1103515245 + 12345;
-        size_t bytes = 1 + (random >> 8) % 3000;
+        size_t bytes = 1 + (random >> 8) % BYTES_MAX;
         uint8_t *memory = calloc(1, bytes);
         for (size_t at = 0; at < bytes; at++) need(!memory[at]);
         struct ibv_mr *mr = reg(memory, bytes);
@@ -405,9 +376,7 @@ void case_edges_allocator(void) {
         need(is_filled(memory, bytes, random + 29));
         free(memory);
     }
-    atomic_store(&stop, true);
-    for (int i = 0; i < 3; i++) need(pthread_join(threads[i], NULL) == 0);
-    atomic_store(&stop, false);
+    stop_threads(threads, 3);
     printf("%u rounds, %u of them with the block shared, %d areas more\n", rounds, shared, (int)(all_areas() - before));
     need(shared > 0);
     end_whole();

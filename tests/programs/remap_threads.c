@@ -18,27 +18,27 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static atomic_bool stop;
+atomic_bool stop;
 static atomic_ulong calls;
 
-static pthread_t start(void *(*body)(void *), void *argument) {
+pthread_t start_thread(void *(*body)(void *), void *argument) {
     pthread_t thread;
     need(pthread_create(&thread, NULL, body, argument) == 0);
     return thread;
 }
 
-static void end(pthread_t *threads, int count) {
+void stop_threads(pthread_t *threads, int count) {
     atomic_store(&stop, true);
     for (int i = 0; i < count; i++) need(pthread_join(threads[i], NULL) == 0);
     atomic_store(&stop, false);
 }
 
-static unsigned seconds_of(void) {
+double seconds(void) {
     const char *text = getenv("REMAP_SECONDS");
-    return text ? (unsigned)atoi(text) : 2;
+    return text ? atof(text) : 2;
 }
 
-enum { WRITERS = 3, STRESS_BYTES = 1 << 20 };
+enum { WRITERS = 3, STRESS_BYTES = 1 << 20, ALLOCATED_BYTES = 200 << 10 };
 
 struct writer {
     uint64_t *words; // its own, one in each page
@@ -63,7 +63,7 @@ static void *write_on(void *argument) {
 static unsigned long turn(uint8_t *m, size_t bytes, bool must_place) {
     unsigned long rounds = 0, in_place = 0, spells = 0;
     bool was_placed = true;
-    for (double begin = now_us(); now_us() - begin < seconds_of() * 1e6; rounds++) {
+    for (double begin = now_us(); now_us() - begin < seconds() * 1e6; rounds++) {
         size_t skip = rounds % 3 * 1000;
         struct ibv_mr *mr = reg(m + skip, bytes - 2 * skip);
         bool is_placed = placed(m, bytes) > 0;
@@ -84,10 +84,10 @@ void case_writers(void) {
     struct writer writers[WRITERS];
     for (int i = 0; i < WRITERS; i++) {
         writers[i] = (struct writer){(uint64_t *)m + i * 8, 0};
-        threads[i] = start(write_on, &writers[i]);
+        threads[i] = start_thread(write_on, &writers[i]);
     }
     turn(m, STRESS_BYTES, true);
-    end(threads, WRITERS);
+    stop_threads(threads, WRITERS);
     for (int i = 0; i < WRITERS; i++) {
         need(writers[i].count > 10);
         for (size_t page = 0; page < STRESS_BYTES / PAGE; page++)
@@ -165,9 +165,9 @@ void case_reads(void) {
     need(pipe(ends) == 0);
     uint8_t *m = private_pages(STRESS_BYTES, 1);
     struct stream in = {ends[1], NULL, 0, 0}, out = {ends[0], m, STRESS_BYTES, 0};
-    pthread_t feeder = start(feed, &in), drainer = start(drain, &out);
+    pthread_t feeder = start_thread(feed, &in), drainer = start_thread(drain, &out);
     turn(m, STRESS_BYTES, true);
-    end(&feeder, 1);
+    stop_threads(&feeder, 1);
     need(pthread_join(drainer, NULL) == 0 && out.count > 100);
     close(ends[0]);
     munmap(m, STRESS_BYTES);
@@ -282,11 +282,11 @@ void case_calls(void) {
     pthread_sigmask(SIG_BLOCK, &set, NULL);
     struct sigaction action = {.sa_handler = ignore};
     need(sigaction(SIGUSR1, &action, NULL) == 0);
-    for (long i = 0; i < KINDS; i++) threads[i] = start(wait_in_calls, (void *)i);
-    reader = start(wait_forever, &ends[0]);
+    for (long i = 0; i < KINDS; i++) threads[i] = start_thread(wait_in_calls, (void *)i);
+    reader = start_thread(wait_forever, &ends[0]);
     atomic_ulong woken = 0;
     unsigned long sent = 0;
-    sleeper = start(until_signal, &woken);
+    sleeper = start_thread(until_signal, &woken);
     turn(m, 16 * PAGE, true);
     // Signals still do what they do without us: each ends one wait.
     for (double begin = now_us(); now_us() - begin < 1e6; sent++) {
@@ -308,7 +308,7 @@ void case_calls(void) {
     while (pthread_tryjoin_np(sleeper, NULL)) pthread_kill(sleeper, SIGUSR1), usleep(1000);
     close(ends[1]);
     need(pthread_join(reader, NULL) == 0);
-    end(threads, KINDS);
+    stop_threads(threads, KINDS);
     semctl(silent_semaphores, 0, IPC_RMID);
     munmap(m, 16 * PAGE);
 }
@@ -333,9 +333,9 @@ void case_atomics(void) {
     memset(m, 0, 64 * PAGE);
     struct adder a = {reg(m + 8 * PAGE, 64), reg(m + 60 * PAGE, 64), (uint64_t *)(m + 8 * PAGE),
                       (uint64_t *)(m + 60 * PAGE), 0};
-    pthread_t thread = start(add_on, &a);
+    pthread_t thread = start_thread(add_on, &a);
     turn(m, 32 * PAGE, false);
-    end(&thread, 1);
+    stop_threads(&thread, 1);
     need(*a.word == a.count && a.count > 100);
     dereg(a.word_mr);
     dereg(a.result_mr);
@@ -344,9 +344,9 @@ void case_atomics(void) {
     a.word_mr = reg(m, 32 * PAGE);
     a.result_mr = reg(m + 60 * PAGE, PAGE);
     a.count = *a.word;
-    thread = start(add_on, &a);
+    thread = start_thread(add_on, &a);
     turn(m, 48 * PAGE, false);
-    end(&thread, 1);
+    stop_threads(&thread, 1);
     need(*a.word == a.count);
     dereg(a.word_mr);
     dereg(a.result_mr);
@@ -365,7 +365,7 @@ void case_traced(void) {
     uint8_t *m = private_pages(64 * PAGE, 1);
     struct ibv_mr *before = reg(m, 64 * PAGE);
     need(placed(m, 64 * PAGE) == 64 * PAGE);
-    pthread_t threads[2] = {start(idle, NULL), start(idle, NULL)};
+    pthread_t threads[2] = {start_thread(idle, NULL), start_thread(idle, NULL)};
     dereg(before); // by private copies: no thread could be frozen
     need(placed(m, 64 * PAGE) == 0 && is_filled(m, 64 * PAGE, 1));
     need(copied(m, 64 * PAGE) == 64 * PAGE);
@@ -377,7 +377,7 @@ void case_traced(void) {
     rdma(IBV_WR_RDMA_WRITE, mr, m, mr, m + 32 * PAGE, PAGE);
     need(!memcmp(m, m + 32 * PAGE, PAGE));
     dereg(mr);
-    end(threads, 2);
+    stop_threads(threads, 2);
     mr = reg(m, 64 * PAGE);
     need(placed(m, 64 * PAGE) == 64 * PAGE);
     dereg(mr);
@@ -386,8 +386,9 @@ void case_traced(void) {
 }
 
 // Threads that allocate and free, while blocks of the same allocator come and go as regions.
-static void *allocate_on(void *argument) {
-    unsigned random = (unsigned)(long)argument;
+void *allocate_on(void *argument) {
+    const struct allocating *allocating = argument;
+    unsigned random = allocating->random;
     enum { BLOCKS = 64 };
     struct { uint8_t *memory; size_t bytes; unsigned seed; } blocks[BLOCKS] = {{0}};
     while (!atomic_load(&stop)) {
@@ -399,7 +400,7 @@ static void *allocate_on(void *argument) {
             free(blocks[i].memory);
             blocks[i].memory = NULL;
         } else {
-            size_t bytes = 1 + (random >> 12) % (200 * 1024);
+            size_t bytes = 1 + (random >> 12) % allocating->bytes_max;
             uint8_t *memory = calloc(1, bytes);
             for (size_t at = 0; at < bytes; at++)
                 if (memory[at]) fail(__FILE__, __LINE__, "calloc gave memory that is not zero");
@@ -433,9 +434,14 @@ void case_allocator(void) {
     unsigned before = all_areas();
     pthread_t threads[5];
     atomic_store(&calls, 0);
-    for (long i = 0; i < 5; i++) threads[i] = start(i < 3 ? allocate_on : register_on, (void *)(i + 1));
-    usleep(seconds_of() * 1000000);
-    end(threads, 5);
+    struct allocating allocating[3];
+    for (unsigned i = 0; i < 3; i++) {
+        allocating[i] = (struct allocating){i + 1, ALLOCATED_BYTES};
+        threads[i] = start_thread(allocate_on, &allocating[i]);
+    }
+    for (long i = 3; i < 5; i++) threads[i] = start_thread(register_on, (void *)(i + 1));
+    usleep(seconds() * 1000000);
+    stop_threads(threads, 5);
     printf("%lu allocations, %d areas more\n", atomic_load(&calls), (int)(all_areas() - before));
     need(placed(NULL, -1ul) <= 33 * MIB); // no more than empty arenas
 }
@@ -452,11 +458,12 @@ void case_fork_threads(void) {
     struct ibv_mr *mr = reg(quiet, STRESS_BYTES);
     pthread_t threads[3];
     struct writer writer = {(uint64_t *)m, 0};
-    threads[0] = start(write_on, &writer);
-    threads[1] = start(register_on, (void *)7);
-    threads[2] = start(allocate_on, (void *)8);
+    threads[0] = start_thread(write_on, &writer);
+    threads[1] = start_thread(register_on, (void *)7);
+    struct allocating allocating = {8, ALLOCATED_BYTES};
+    threads[2] = start_thread(allocate_on, &allocating);
     unsigned forks = 0;
-    for (double begin = now_us(); now_us() - begin < seconds_of() * 1e6; forks++) {
+    for (double begin = now_us(); now_us() - begin < seconds() * 1e6; forks++) {
         struct ibv_mr *other = reg(m, STRESS_BYTES);
         pid_t child = fork();
         if (!child) {
@@ -466,7 +473,7 @@ void case_fork_threads(void) {
         need(child > 0 && ended_with(child) == 0);
         dereg(other);
     }
-    end(threads, 3);
+    stop_threads(threads, 3);
     printf("%u forks\n", forks);
     dereg(mr);
     need(forks > 1 && placed(quiet, STRESS_BYTES) == 0 && is_filled(quiet, STRESS_BYTES, 9));
