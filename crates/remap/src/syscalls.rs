@@ -69,9 +69,9 @@ pub(crate) unsafe fn mprotect(at: *mut c_void, bytes: usize, rights: c_int) -> c
 ///
 /// # Safety
 /// See the module.
-pub(crate) unsafe fn madvise(at: *mut c_void, bytes: usize, reshare_requests: c_int) -> c_int {
+pub(crate) unsafe fn madvise(at: *mut c_void, bytes: usize, advice: c_int) -> c_int {
     // SAFETY: the module's contract.
-    unsafe { libc::syscall(libc::SYS_madvise, at, bytes, reshare_requests) as c_int }
+    unsafe { libc::syscall(libc::SYS_madvise, at, bytes, advice) as c_int }
 }
 
 /// `munlock(2)`.
