@@ -85,6 +85,15 @@ def refused(container, program):
     need(re.search(r"pages: 0 bytes are placed", output), output)
 
 
+def hinted(container, program, words, name, reason):
+    output = container.exec("env", *words, program, name, seconds=90)
+    hints = [line for line in output.splitlines() if "slow path" in line]
+    need(f"{name}: good" in output and len(hints) == (reason is not None), output)
+    if reason:
+        need(re.fullmatch(r"freeflow: requests take the slow path: the region at 0x[0-9a-f]+ of \d+ bytes .*", hints[0]), output)
+        need(f"({reason}" in hints[0] and "FREEFLOW_HINTS=off" in hints[0], output)
+
+
 def from_python(container):
     need("python: good" in container.exec("/usr/bin/python3", "-c", PYTHON, seconds=120), "the script did not end well")
 
@@ -176,6 +185,24 @@ def test_traced(container, held, program):
 @pytest.mark.usual_workers
 def test_remapping_is_switched_off(container, held, program):
     refused(container, program)
+
+
+@pytest.mark.usual_workers
+@pytest.mark.parametrize("words, name, reason", [
+    ((), "hint", "executable memory"),
+    (("FREEFLOW_HINTS=off",), "hint", None),
+    ((), "hint-little", None),
+    ((), "hint-reused", None),
+    ((), "hint-ordinary", None),
+    (("FREEFLOW_REMAP=off",), "hint-ordinary", "FREEFLOW_REMAP=off"),
+    (("FREEFLOW_REMAP=off", "FREEFLOW_HINTS=off"), "hint-ordinary", None),
+    ((), "hint-partial", None),
+    (("strace", "-f", "-o", "/dev/null"), "hint-partial", "its threads can't be stopped"),
+])
+def test_hint(container, held, program, words, name, reason):
+    """A process whose requests go on taking the slow path says so once, with the reason; no other one says anything."""
+    harness.require_commands("strace")
+    hinted(container, program, words, name, reason)
 
 
 @pytest.mark.usual_workers

@@ -212,9 +212,11 @@ static const struct {
     {"edges", case_edges},       {"edges-shared", case_edges_shared}, {"edges-fleeting", case_edges_fleeting},
     {"edges-writers", case_edges_writers}, {"edges-signals", case_edges_signals},
     {"edges-fork", case_edges_fork}, {"edges-forks", case_edges_forks}, {"edges-allocator", case_edges_allocator},
+    {"hint", case_hint},         {"hint-little", case_hint_little}, {"hint-ordinary", case_hint_ordinary},
+    {"hint-partial", case_hint_partial}, {"hint-reused", case_hint_reused},
 };
 
-int main(int argc, char **argv) {
+void open_device(void) {
     int count;
     struct ibv_device **devices = ibv_get_device_list(&count);
     need(devices && count == 1);
@@ -222,6 +224,11 @@ int main(int argc, char **argv) {
     need((pd = ibv_alloc_pd(context)) != NULL);
     need((cq = ibv_create_cq(context, 64, NULL, NULL, 0)) != NULL);
     connect_pair();
+    ibv_free_device_list(devices);
+}
+
+int main(int argc, char **argv) {
+    open_device();
     for (int i = 1; i < argc; i++) {
         bool known = false;
         for (size_t at = 0; at < sizeof CASES / sizeof *CASES; at++) {
@@ -235,6 +242,5 @@ int main(int argc, char **argv) {
     }
     for (int i = 0; i < 2; i++) need(ibv_destroy_qp(pair[i]) == 0);
     need(ibv_destroy_cq(cq) == 0 && ibv_dealloc_pd(pd) == 0 && ibv_close_device(context) == 0);
-    ibv_free_device_list(devices);
     return 0;
 }

@@ -27,6 +27,9 @@ extern struct ibv_pd *pd;
 _Noreturn void fail(const char *file, int line, const char *what);
 void show_maps(const void *address, size_t bytes);
 
+// The device and the pair; once more in a child of `fork`, which has its own.
+void open_device(void);
+
 // Whole pages of private memory; their contents follow from `seed`.
 uint8_t *private_pages(size_t bytes, unsigned seed);
 void fill(uint8_t *memory, size_t bytes, unsigned seed);
@@ -109,4 +112,9 @@ void case_edges_forks(void);
 void case_edges_signals(void);
 void case_edges_fork(void);
 void case_edges_allocator(void);
+void case_hint(void);
+void case_hint_little(void);
+void case_hint_ordinary(void);
+void case_hint_partial(void);
+void case_hint_reused(void);
 #endif

@@ -82,6 +82,16 @@ pub(crate) unsafe fn release(device: *mut ibv_device) {
     }
 }
 
+/// Runs when the library is loaded.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static ON_LOAD: extern "C" fn() = {
+    extern "C" fn on_load() {
+        freeflow_remap::note_stderr();
+    }
+    on_load
+};
+
 /// `off`: all requests go through the router. For debugging.
 const DIRECT_VARIABLE: &str = "FREEFLOW_DIRECT";
 

@@ -3,13 +3,15 @@
 //! partial pages before the process forks, and what a thread deregisters on its stack.
 //!
 //! A program that looks at its threads sees one more, `freeflow-revoke`, from its first
-//! registration on (none where the router gives no commands, or with `FREEFLOW_REMAP=off`). It takes
-//! no signals. The C library then takes its locks as for any program of several threads, and what
-//! the kernel allows only a process of one thread (a new user namespace) is to be done before.
+//! registration on (none where the router gives no commands, or with both `FREEFLOW_REMAP=off` and
+//! `FREEFLOW_HINTS=off`). It takes no signals. The C library then takes its locks as for any program
+//! of several threads, and what the kernel allows only a process of one thread (a new user
+//! namespace) is to be done before.
 //!
 //! Invariant: the thread waits in `poll`, or for the table's lock; all else that it does, from its
-//! beginning to its end, it does while it, or the thread that started it, has that lock. So pages
-//! can be moved as if it were not there, and `fork` finds it holding no lock of the child's.
+//! beginning to its end, it does while it, or the thread that started it, has that lock, but for
+//! the hint, whose system calls reach this thread's own stack alone (`hints`). So pages can be moved
+//! as if it were not there, and `fork` finds it holding no lock of the child's.
 //!
 //! Invariant: a thread that waits for an answer of the router with the table's lock, or the
 //! session's, waits for no command: the router answers everything else without waiting for its
@@ -259,8 +261,11 @@ fn serve(task: &Task, descriptor: RawFd) {
         }
         let mut goes_on = outcome != Outcome::Over;
         while goes_on && !is_readable(descriptor, 0) {
-            let follow = || locked().with(|table| share_next(table, task));
-            let Ok(Some(is_alive)) = catch_unwind(AssertUnwindSafe(follow)) else { break };
+            let follow = || locked().with(|table| (share_next(table, task), table.take_hint()));
+            let Ok((Some(is_alive), hint)) = catch_unwind(AssertUnwindSafe(follow)) else { break };
+            if let Some(line) = hint {
+                line.write();
+            }
             goes_on = is_alive;
         }
         if !goes_on {
@@ -273,8 +278,8 @@ fn serve(task: &Task, descriptor: RawFd) {
 fn share_next(table: &mut Table, task: &Task) -> Option<bool> {
     let session = task.session.upgrade()?;
     match table.next_share(task.serial)? {
-        ShareRequest::Segment(segment) => table.reshare(&session, segment),
-        ShareRequest::Addresses(addresses) => table.share(&session, addresses),
+        (ShareRequest::Segment(segment), _) => table.reshare(&session, segment),
+        (ShareRequest::Addresses(addresses), count) => table.share(&session, addresses, count),
     }
     table.tidy(&session);
     Some(!session.is_dead())

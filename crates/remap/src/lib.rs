@@ -49,6 +49,7 @@
 mod commands;
 mod first_stack;
 mod fork;
+mod hints;
 mod lock;
 mod page_moves;
 mod pages;
@@ -64,6 +65,7 @@ mod threads;
 
 pub use commands::wait_for_revocations;
 pub use fork::{after_fork_in_child, after_fork_in_parent, before_fork};
+pub use hints::note_stderr;
 pub use pages::{check_mapped, populate};
 pub use process_map::ProcessMap;
 pub use ranges::RegionSpan;
@@ -90,7 +92,12 @@ pub enum Placement {
 pub fn prepare(session: &Arc<Session>, region: RegionSpan, placement: Placement, mut map: Option<ProcessMap>) {
     locked().with(|table| {
         let renewed = table.forget_gone(session, region.touched_pages(), &mut map);
-        if placement != Placement::Unmoved && table::is_enabled() && !session.is_dead() {
+        let may_move = placement != Placement::Unmoved && !session.is_dead();
+        if may_move && !table::is_enabled() && hints::are_enabled() {
+            // The router's commands show that the slow path is used.
+            table.receives_commands(session);
+        }
+        if may_move && table::is_enabled() {
             table.retry_pending(session);
             // Without them, what is not moved now never will be.
             table.receives_commands(session);

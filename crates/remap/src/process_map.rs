@@ -34,6 +34,9 @@ const SHARED: u64 = 8;
 /// The area that covers the address, or else the next one.
 const COVERING_OR_NEXT: u64 = 16;
 
+/// The longest name that is asked for.
+const NAME_BYTES_MAX: usize = 4096;
+
 /// The file behind an area; zeroes for none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FileId {
@@ -106,22 +109,46 @@ impl ProcessMap {
             if !self.query(&mut query) || query.vma_start >= to {
                 return;
             }
-            let has = |flag| query.vma_flags & flag != 0;
-            let area = Area {
-                start: query.vma_start,
-                end: query.vma_end,
-                offset: query.vma_offset,
-                file: FileId { device: (query.dev_major, query.dev_minor), inode: query.inode },
-                readable: has(READABLE),
-                writable: has(WRITABLE),
-                executable: has(EXECUTABLE),
-                shared: has(SHARED),
-            };
-            if !visit(&area) {
+            if !visit(&Area::of(&query)) {
                 return;
             }
             at = query.vma_end;
         }
+    }
+
+    /// The area that covers an address, and the size of its pages in bytes, or 0 where the kernel does
+    /// not say it. As much of its name as fits comes to `name`.
+    pub(crate) fn named_at(&self, address: u64, name: &mut [u8]) -> Option<(Area, u64)> {
+        if !self.has_query {
+            return Some((self.named_by_text(address, name)?, 0));
+        }
+        let mut query = ProcmapQuery { query_addr: address, ..Default::default() };
+        let mut all = [0_u8; NAME_BYTES_MAX];
+        (query.vma_name_addr, query.vma_name_size) = (all.as_mut_ptr().expose_provenance() as u64, all.len() as u32);
+        if !self.query(&mut query) {
+            // A longer one is no name of the kernel's own.
+            query = ProcmapQuery { query_addr: address, ..Default::default() };
+            if !self.query(&mut query) {
+                return None;
+            }
+        }
+        let length = name.len().min(query.vma_name_size as usize);
+        name[..length].copy_from_slice(&all[..length]);
+        Some((Area::of(&query), query.vma_page_size))
+    }
+
+    fn named_by_text(&self, address: u64, name: &mut [u8]) -> Option<Area> {
+        let mut lines = Lines { descriptor: self.descriptor, buffer: [0; 4096], filled: 0, next: 0, position: 0 };
+        let mut line = [0; 160];
+        while let Some(length) = lines.next(&mut line) {
+            let Some(area) = Area::parse(&line[..length]).filter(|area| area.end > address) else { continue };
+            let start = line[..length].iter().position(|&byte| byte == b'/').unwrap_or(length);
+            let found = &line[start..length];
+            let length = found.len().min(name.len());
+            name[..length].copy_from_slice(&found[..length]);
+            return (area.start <= address).then_some(area);
+        }
+        None
     }
 
     fn visit_text(&self, from: u64, to: u64, visit: &mut dyn FnMut(&Area) -> bool) {
@@ -147,6 +174,20 @@ impl Drop for ProcessMap {
 }
 
 impl Area {
+    fn of(query: &ProcmapQuery) -> Self {
+        let has = |flag| query.vma_flags & flag != 0;
+        Self {
+            start: query.vma_start,
+            end: query.vma_end,
+            offset: query.vma_offset,
+            file: FileId { device: (query.dev_major, query.dev_minor), inode: query.inode },
+            readable: has(READABLE),
+            writable: has(WRITABLE),
+            executable: has(EXECUTABLE),
+            shared: has(SHARED),
+        }
+    }
+
     /// `7f0000000000-7f0000001000 rw-s 00000000 00:01 1024 /memfd:x (deleted)`; what follows the
     /// inode may be cut off.
     fn parse(line: &[u8]) -> Option<Self> {
@@ -238,6 +279,15 @@ mod tests {
         let slow = find(collect(&maps));
         assert_eq!(quick, slow);
         assert!(slow.shared && slow.writable && !slow.executable && slow.file.inode != 0);
+        for has_query in [maps.query(&mut ProcmapQuery { query_flags: COVERING_OR_NEXT, ..Default::default() }), false]
+        {
+            maps.has_query = has_query;
+            let mut name = [0; 16];
+            let (named, page_bytes) = maps.named_at(own, &mut name).unwrap();
+            assert_eq!((named, &name[..10]), (slow, &b"/dev/zero "[..]));
+            assert_eq!(page_bytes, if has_query { 4096 } else { 0 });
+            assert_eq!(maps.named_at(8, &mut name), None);
+        }
         let here = &raw const maps as u64;
         let mut seen = 0;
         maps.visit(here, here + 1, &mut |area| {

@@ -20,7 +20,7 @@ impl Table {
             return;
         }
         let Some((copies, file)) = self.copies_of(session.serial(), segment) else { return };
-        self.move_in_touched(session, Pages::Copies(file), copies, true);
+        let _ = self.move_in_touched(session, Pages::Copies(file), copies, true);
     }
 
     /// The copies that took a segment's place and that regions of this session touch, and no

@@ -11,6 +11,7 @@
 //! and the router reaches it. A child of `fork` must not see it there for a moment even, so partial
 //! pages become private again before each fork (`fork`).
 use crate::commands::Task;
+use crate::hints::Obstacle;
 use crate::process_map::ProcessMap;
 use crate::ranges::RegionSpan;
 use crate::stale::outside;
@@ -23,28 +24,55 @@ use std::sync::Arc;
 
 impl Table {
     /// Puts the pages that regions of this session touch between two addresses into shared arenas,
-    /// as far as they are in none. Pages that can't be moved now stay where they are.
-    pub fn share(&mut self, session: &Arc<Session>, addresses: Range<u64>) {
-        if !is_enabled() || session.is_dead() || !may_try_freeze() {
+    /// as far as they are in none. Pages that can't be moved now stay where they are. `count`: how
+    /// often that was asked for.
+    pub fn share(&mut self, session: &Arc<Session>, addresses: Range<u64>, count: u32) {
+        if session.is_dead() {
             return;
         }
-        let unplaced = self.unplaced(session.serial(), addresses);
-        self.move_in_touched(session, Pages::Touched, unplaced, false);
+        let serial = session.serial();
+        let outcome = if !is_enabled() {
+            Err(Obstacle::SwitchedOff)
+        } else if !may_try_freeze() {
+            Err(Obstacle::NotMoved)
+        } else {
+            let unplaced = self.unplaced(serial, addresses.clone());
+            self.move_in_touched(session, Pages::Touched, unplaced, false)
+        };
+        if self.hints.are_wanted() {
+            self.note_unplaced((serial, addresses), count, outcome.err());
+        }
+    }
+
+    /// Counts a block that is in no arena still, for the hint.
+    fn note_unplaced(&mut self, (serial, addresses): (u64, Range<u64>), count: u32, obstacle: Option<Obstacle>) {
+        let block = addresses.start;
+        let Some(unplaced) = self.unplaced(serial, addresses).into_iter().next() else { return };
+        if !self.hints.note(block, count) {
+            return;
+        }
+        let is_there = |region: &&RegionSpan| {
+            let pages = region.touched_pages();
+            pages.start < unplaced.end && unplaced.start < pages.end
+        };
+        if let Some(&region) = self.regions.keys().find(is_there) {
+            self.hints.give(region, &unplaced, obstacle);
+        }
     }
 
     /// Puts pages that regions touch into arenas: for the thread of `commands`. Those that can't be
-    /// moved now stay where they are.
+    /// moved now stay where they are, as does what follows after an error.
     pub(super) fn move_in_touched(
         &mut self,
         session: &Arc<Session>,
         pages: Pages,
         ranges: Vec<Range<u64>>,
         is_exclusive: bool,
-    ) {
+    ) -> Result<(), Obstacle> {
         if ranges.is_empty() {
-            return;
+            return Ok(());
         }
-        let Some(maps) = ProcessMap::open() else { return };
+        let Some(maps) = ProcessMap::open() else { return Ok(()) };
         // This thread's stack is its own, and may be a neighbour of what is moved.
         let stack = 0_u8;
         let stack = (&raw const stack).addr() as u64;
@@ -61,10 +89,9 @@ impl Table {
         let end = spots.iter().map(|spot| spot.end).max().unwrap_or(0);
         let mut exclusive = is_exclusive.then_some(ExclusiveArenas::until(end));
         for spot in spots {
-            if !self.move_in_spot(session, &maps, pages, spot, &mut exclusive) {
-                return;
-            }
+            self.move_in_spot(session, &maps, pages, spot, &mut exclusive)?;
         }
+        Ok(())
     }
 
     /// The pages there that regions touch and that are in no arena; none that regions of other

@@ -1,6 +1,7 @@
 //! The bookkeeping of one process: arenas, what lies in them, which regions touch what.
 use crate::commands;
 use crate::first_stack::{self, AsidePages, is_first_stack};
+use crate::hints::{Hints, Line, Obstacle};
 use crate::page_moves::{self, MOVE_BYTES_MAX, PageMove};
 use crate::process_map::{Area, FileId, ProcessMap};
 use crate::ranges::{NumberedRanges, PAGE_BYTES, RegionSpan, TouchCounts, without};
@@ -138,8 +139,9 @@ pub(crate) struct Table {
     pub(super) copied: Vec<Copied>,
     /// The sessions whose commands were asked for, and the threads that receive them.
     commands: BTreeMap<u64, Option<Arc<commands::Task>>>,
-    /// Memory that shall be shared, by session.
-    share_requests: VecDeque<(u64, ShareRequest)>,
+    /// Memory that shall be shared, by session, and how often that was asked for.
+    share_requests: VecDeque<(u64, ShareRequest, u32)>,
+    pub(super) hints: Hints,
 }
 
 /// Memory that the router asks to be shared.
@@ -345,7 +347,7 @@ impl Table {
         let end = spots.iter().map(|spot| spot.end).max().unwrap_or(0);
         let mut exclusive = is_exclusive.then_some(ExclusiveArenas::until(end));
         for spot in spots {
-            if !self.move_in_spot(session, &maps, Pages::Unknown, spot, &mut exclusive) {
+            if self.move_in_spot(session, &maps, Pages::Unknown, spot, &mut exclusive).is_err() {
                 return;
             }
         }
@@ -380,7 +382,7 @@ impl Table {
         self.copied.iter().any(|copied| copied.is_exposed && copied.file == area.file)
     }
 
-    /// False: no more can be remapped now.
+    /// An error: no more can be remapped now.
     pub(super) fn move_in_spot(
         &mut self,
         session: &Arc<Session>,
@@ -388,17 +390,17 @@ impl Table {
         pages: Pages,
         spot: Range<u64>,
         exclusive: &mut Option<ExclusiveArenas>,
-    ) -> bool {
+    ) -> Result<(), Obstacle> {
         let mut from = spot.start;
         while from < spot.end {
             if (self.remapped.len() + self.copies.len()) as u64 >= runs_max() {
-                return false;
+                return Err(Obstacle::MappingLimit);
             }
             let own = exclusive.as_mut().and_then(|exclusive| self.exclusive_arena_for(session, from, exclusive));
             if own.is_none() {
                 *exclusive = None;
             }
-            let Some(at) = own.or_else(|| self.shared_arena_for(session, from..spot.end)) else { return false };
+            let at = own.or_else(|| self.shared_arena_for(session, from..spot.end)).ok_or(Obstacle::NoSegment)?;
             let arena = &self.arenas[at];
             let takes_aside = is_first_stack(from) && !self.aside_pages.contains_key(&from);
             let end = spot.end.min(arena.stretch().end).min(from + move_bytes_max(from));
@@ -415,12 +417,12 @@ impl Table {
             if !moved {
                 page_moves::punch(mirror, bytes);
                 self.tidy(session);
-                return false;
+                return Err(Obstacle::NotMoved);
             }
             self.commit_move_in(session, at, from..end);
             from = end;
         }
-        true
+        Ok(())
     }
 
     /// Records regions of pages that were remapped, and notifies the router.
@@ -493,20 +495,28 @@ impl Table {
     /// No commands come any more to that session.
     pub fn note_commands_ended(&mut self, serial: u64) {
         self.commands.insert(serial, None);
-        self.share_requests.retain(|&(of, _)| of != serial);
+        self.share_requests.retain(|&(of, ..)| of != serial);
     }
 
     /// Memory shall be shared when there is time.
     pub fn queue_share(&mut self, serial: u64, request: ShareRequest) {
-        let request = (serial, request);
-        if self.share_requests.len() < SHARE_REQUESTS_MAX && !self.share_requests.contains(&request) {
-            self.share_requests.push_back(request);
+        let has_room = self.share_requests.len() < SHARE_REQUESTS_MAX;
+        let is_same = |(of, queued, _): &&mut (u64, ShareRequest, u32)| *of == serial && *queued == request;
+        if let Some((.., count)) = self.share_requests.iter_mut().find(is_same) {
+            *count += 1;
+        } else if has_room {
+            self.share_requests.push_back((serial, request, 1));
         }
     }
 
-    pub fn next_share(&mut self, serial: u64) -> Option<ShareRequest> {
-        let at = self.share_requests.iter().position(|&(of, _)| of == serial)?;
-        self.share_requests.remove(at).map(|(_, request)| request)
+    pub fn next_share(&mut self, serial: u64) -> Option<(ShareRequest, u32)> {
+        let at = self.share_requests.iter().position(|&(of, ..)| of == serial)?;
+        self.share_requests.remove(at).map(|(_, request, count)| (request, count))
+    }
+
+    /// A hint that is to be written, without the lock.
+    pub fn take_hint(&mut self) -> Option<Line> {
+        self.hints.take_line()
     }
 
     /// The arena for many that has a place for the first of these pages; a new one if need be.
