@@ -91,8 +91,8 @@ def counted(api, one, two, path):
 
 
 @contextlib.contextmanager
-def traffic(one, two, seconds=120):
-    words = ("ib_write_bw", "-F", "-s", SIZE, "-D", seconds)
+def traffic(one, two, seconds=120, settings=()):
+    words = ("env", *settings, "ib_write_bw", "-F", "-s", SIZE, "-D", seconds)
     server = one.start(*words)
     one.wait_for_port(server)
     client = two.start(*words, one.ip)
@@ -148,6 +148,24 @@ def by_path(host, container, path):
         need(time.monotonic() < end, f"not {path}: {found}")
     rows = [row for row in json.loads(host.freeflow("ps", "--qps", "-o", "json")) if row["id"] == vnic]
     need({(row["path"], row["reason"] or "") for row in rows} == {(path, reason)}, f"{rows}")
+
+
+def slow_path(host, one, two):
+    """Accesses by the slow path are counted, with the reason, for the vNIC whose memory it is and the queue pair whose request."""
+    reason = "not shared when asked"
+    with traffic(one, two, settings=("FREEFLOW_REMAP=off",)):
+        row = row_of(rounds_of(host, two, lambda row: row["slowPath"]["reason"] == reason, "--qps"), two)
+        need(row["slowPath"]["bitsPerSecond"] > 0 and row["slowPath"]["accessesPerSecond"] > 0, f"no rates: {row}")
+        need(any(qp["slowPath"]["bitsPerSecond"] > 0 and qp["slowPath"]["reason"] == reason for qp in row["qps"]), f"no rates of QPs: {row}")
+        samples = scrape(Api(host))
+        for name in ("freeflow_vnic_slow_path_accesses_total", "freeflow_vnic_slow_path_bytes_total"):
+            need(value(samples, name, vnic=row["vnic"], reason=reason) > 0, f"{name} is 0")
+            need(value(samples, name, vnic=row["vnic"], reason="registered on demand") == 0, f"{name} has another reason")
+        qps = [qp for qp in json.loads(host.freeflow("ps", "--qps", "-o", "json")) if qp["id"] == row["vnic"]]
+        need(any(qp["slow_path_bytes"] > SIZE <= qp["slow_path_accesses"] * SIZE and qp["slow_path_reason"] == reason for qp in qps), f"{qps}")
+        for words in (("ps", "--qps"), ("top", "-n", "1", "-d", "0.5")):
+            table = host.freeflow(*words)
+            need("SLOW PATH" in table and reason in table, table)
 
 
 def limited(host):
@@ -356,6 +374,11 @@ def test_traffic_is_counted(api, server, client, path):
 @pytest.mark.parametrize("path", ["direct", "routed"], indirect=True)
 def test_rates(host, server, client, path):
     rates(host, server, client, path)
+
+
+def test_slow_path(host, server, client):
+    host.freeflow("network", "set", "default", "--data-path", "auto")
+    slow_path(host, server, client)
 
 
 def test_on_a_terminal(host, pair):

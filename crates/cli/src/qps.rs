@@ -33,6 +33,10 @@ pub struct Qp {
     /// Requests that completed with success, and those of them that went past the router.
     sent_messages: u64,
     pub direct_messages: u64,
+    /// How often its requests reached memory by the slow path, at either end, the bytes, and why, the last time.
+    slow_path_accesses: u64,
+    slow_path_bytes: u64,
+    slow_path_reason: Option<String>,
 }
 
 /// Adds what is known of the vNICs.
@@ -62,6 +66,9 @@ pub fn named(qps: Vec<QpStatus>, vnics: &[VnicStatus]) -> Vec<Qp> {
             reason: qp.reason,
             sent_messages: qp.sent_messages,
             direct_messages: qp.direct_messages,
+            slow_path_accesses: qp.slow_path_accesses,
+            slow_path_bytes: qp.slow_path_bytes,
+            slow_path_reason: qp.slow_path_reason,
         }
     });
     let mut all: Vec<Qp> = with_names.collect();
@@ -79,13 +86,19 @@ pub fn list(run_dir: &RunDir, format: Format) -> Result<()> {
         return Ok(());
     }
     let mut rows = vec![
-        ["NAME", "QPN", "TYPE", "STATE", "PEER", "PATH", "MESSAGES", "MEMORY", "WHY NOT DIRECT"]
+        ["NAME", "QPN", "TYPE", "STATE", "PEER", "PATH", "MESSAGES", "MEMORY", "SLOW PATH", "WHY NOT DIRECT"]
             .map(String::from)
             .to_vec(),
     ];
     rows.extend(qps.iter().map(row));
     output::table(&rows);
     Ok(())
+}
+
+/// `1.5 MB: registered on demand`.
+fn slow_path(qp: &Qp) -> String {
+    let bytes = || output::bytes(qp.slow_path_bytes);
+    qp.slow_path_reason.as_ref().map_or("-".into(), |reason| format!("{}: {reason}", bytes()))
 }
 
 fn row(qp: &Qp) -> Vec<String> {
@@ -106,6 +119,7 @@ fn row(qp: &Qp) -> Vec<String> {
         qp.path.name().into(),
         if qp.direct_ring { "direct-ring" } else { by_router }.into(),
         if qp.grants { "grant" } else { by_router }.into(),
+        slow_path(qp),
         qp.reason.clone().unwrap_or_default(),
     ]
 }
@@ -168,6 +182,9 @@ mod tests {
             reason: reason.map(String::from),
             sent_messages: 5,
             direct_messages: 3,
+            slow_path_accesses: 0,
+            slow_path_bytes: 0,
+            slow_path_reason: None,
         }
     }
 
@@ -178,17 +195,22 @@ mod tests {
         let qps = vec![
             status("b", 5, "10.111.0.2", QpPath::Direct, None),
             status("a", 9, "10.111.0.9", QpPath::Wire, None),
-            status("a", 7, "10.111.0.3", QpPath::Routed, Some("policy")),
+            QpStatus {
+                slow_path_accesses: 2,
+                slow_path_bytes: 40,
+                slow_path_reason: Some("not shared yet".into()),
+                ..status("a", 7, "10.111.0.3", QpPath::Routed, Some("policy"))
+            },
             status("gone", 8, "10.111.0.3", QpPath::Routed, Some("no peer")),
         ];
         let rows: Vec<String> = named(qps, &vnics).iter().map(|qp| row(qp).join(" ")).collect();
         assert_eq!(
             rows,
             [
-                "gone 0x000008 RC RTS 10.111.0.3 0x000abc routed routed routed no peer",
-                "name-of-a 0x000007 RC RTS name-of-b 0x000abc routed routed routed policy",
-                "name-of-a 0x000009 RC RTS 10.111.0.9 0x000abc wire wire wire ",
-                "name-of-b 0x000005 RC RTS name-of-a 0x000abc direct direct-ring routed ",
+                "gone 0x000008 RC RTS 10.111.0.3 0x000abc routed routed routed - no peer",
+                "name-of-a 0x000007 RC RTS name-of-b 0x000abc routed routed routed 40 B: not shared yet policy",
+                "name-of-a 0x000009 RC RTS 10.111.0.9 0x000abc wire wire wire - ",
+                "name-of-b 0x000005 RC RTS name-of-a 0x000abc direct direct-ring routed - ",
             ]
         );
     }

@@ -318,6 +318,12 @@ pub struct QpStatus {
     pub sent_messages: u64,
     /// Of these, past the router, as its library says.
     pub direct_messages: u64,
+    /// How often its requests reached memory, at either end, through `/proc/PID/mem`.
+    pub slow_path_accesses: u64,
+    /// Bytes of these.
+    pub slow_path_bytes: u64,
+    /// Why, the last time.
+    pub slow_path_reason: Option<String>,
 }
 
 /// Connection management: what there is now, and messages since the router began.

@@ -43,6 +43,15 @@ struct Paths {
     wire: Way,
 }
 
+/// Accesses to memory by the slow path.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+struct SlowPath {
+    reason: Option<String>,
+    accesses: u64,
+    bytes: u64,
+}
+
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Limit {
@@ -72,6 +81,7 @@ struct Qp {
     messages_sent: u64,
     bytes_sent: u64,
     bytes_received: u64,
+    slow_path: SlowPath,
     throttled: Throttled,
 }
 
@@ -85,6 +95,8 @@ struct Vnic {
     messages_sent: u64,
     bytes_sent: u64,
     bytes_received: u64,
+    /// By reason.
+    slow_path: Vec<SlowPath>,
     paths: Paths,
     limits: Limits,
     throttled: Throttled,
@@ -139,6 +151,15 @@ fn look(api: &Api, with_qps: bool) -> Result<Look> {
 
 // ---- rates
 
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct SlowPathRates {
+    accesses_per_second: f64,
+    bits_per_second: f64,
+    /// Of most of the accesses; none: there were none.
+    reason: Option<String>,
+}
+
 /// A vNIC, or a QP of it.
 #[derive(Clone, Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -148,6 +169,7 @@ struct Rates {
     bits_per_second_in: f64,
     /// `direct`, `routed`, `wire`; none: nothing went.
     path: Option<String>,
+    slow_path: SlowPathRates,
     limit: Limit,
     held_percent: f64,
 }
@@ -196,8 +218,32 @@ fn main_path(before: &Paths, after: &Paths) -> Option<String> {
     (most.1 != (0, 0)).then(|| most.0.into())
 }
 
+fn slow_path_rates(before: &[SlowPath], after: &[SlowPath], seconds: f64) -> SlowPathRates {
+    let grown = |now: &SlowPath| {
+        let then = before.iter().find(|then| then.reason == now.reason).cloned().unwrap_or_default();
+        SlowPath {
+            reason: now.reason.clone(),
+            accesses: now.accesses.saturating_sub(then.accesses),
+            bytes: now.bytes.saturating_sub(then.bytes),
+        }
+    };
+    let grown: Vec<SlowPath> = after.iter().map(grown).filter(|grown| grown.accesses > 0).collect();
+    let sum = |of: fn(&SlowPath) -> u64| grown.iter().map(of).sum::<u64>() as f64 / seconds;
+    SlowPathRates {
+        accesses_per_second: sum(|grown| grown.accesses),
+        bits_per_second: sum(|grown| grown.bytes) * 8.0,
+        reason: grown.iter().max_by_key(|grown| grown.accesses).and_then(|grown| grown.reason.clone()),
+    }
+}
+
 fn held_percent(before: Throttled, after: Throttled, seconds: f64) -> f64 {
     per_second(before.nanoseconds, after.nanoseconds, seconds) / 1e7
+}
+
+/// A QP's reason is that of its last access.
+fn slow_path_of_qp(before: &SlowPath, after: &SlowPath, seconds: f64) -> SlowPathRates {
+    let before = SlowPath { reason: after.reason.clone(), ..before.clone() };
+    slow_path_rates(&[before], std::slice::from_ref(after), seconds)
 }
 
 fn qp_row(before: &Qp, after: &Qp, limit: Limit, seconds: f64) -> QpRow {
@@ -206,6 +252,7 @@ fn qp_row(before: &Qp, after: &Qp, limit: Limit, seconds: f64) -> QpRow {
         bits_per_second_out: per_second(before.bytes_sent, after.bytes_sent, seconds) * 8.0,
         bits_per_second_in: per_second(before.bytes_received, after.bytes_received, seconds) * 8.0,
         path: Some(after.path.clone()),
+        slow_path: slow_path_of_qp(&before.slow_path, &after.slow_path, seconds),
         limit,
         held_percent: held_percent(before.throttled, after.throttled, seconds),
     };
@@ -228,6 +275,7 @@ fn rows(before: &Look, after: &Look, begun_ns: u64, with_qps: bool) -> Vec<Row> 
             bits_per_second_out: per_second(then.bytes_sent, now.bytes_sent, seconds) * 8.0,
             bits_per_second_in: per_second(then.bytes_received, now.bytes_received, seconds) * 8.0,
             path: main_path(&then.paths, &now.paths),
+            slow_path: slow_path_rates(&then.slow_path, &now.slow_path, seconds),
             limit: Limit {
                 bits_per_second: lower(limits.vnic.bits_per_second, limits.tenant.bits_per_second),
                 messages_per_second: lower(limits.vnic.messages_per_second, limits.tenant.messages_per_second),
@@ -289,12 +337,19 @@ fn limit_text(limit: &Limit) -> String {
     if parts.is_empty() { "-".into() } else { parts.join(", ") }
 }
 
+/// `1.2 Gbit/s: registered on demand`.
+fn slow_path_text(slow_path: &SlowPathRates) -> String {
+    let rate = || amount(slow_path.bits_per_second);
+    slow_path.reason.as_deref().map_or("-".into(), |reason| format!("{}bit/s: {}", rate(), harmless(reason)))
+}
+
 fn cells(rates: &Rates) -> Vec<String> {
     vec![
         amount(rates.messages_per_second),
         amount(rates.bits_per_second_out),
         amount(rates.bits_per_second_in),
         rates.path.as_deref().map_or("-".into(), harmless),
+        slow_path_text(&rates.slow_path),
         limit_text(&rates.limit),
         format!("{:.0}%", rates.held_percent),
     ]
@@ -310,6 +365,7 @@ fn table(rows: &[Row]) -> Vec<Vec<String>> {
         "OUT BIT/S",
         "IN BIT/S",
         "PATH",
+        "SLOW PATH",
         "LIMIT",
         "HELD",
         "ERRORS",
@@ -467,7 +523,13 @@ mod tests {
                 "limits": {"vnic": {"bitsPerSecond": 5000}, "tenant": {"bitsPerSecond": 4000, "messagesPerSecond": 7}},
                 "throttled": {"waits": 1, "nanoseconds": messages * 1_000_000},
                 "errors": messages, "drops": 0,
-                "qps": [{"qpn": 5, "path": "routed", "messagesSent": messages, "bytesSent": 1000 * messages}],
+                "slowPath": [
+                    {"reason": "one", "accesses": 3 * messages, "bytes": 5 * messages},
+                    {"reason": "another", "accesses": messages, "bytes": 7 * messages},
+                    {"reason": "of before", "accesses": 9999, "bytes": 9999},
+                ],
+                "qps": [{"qpn": 5, "path": "routed", "messagesSent": messages, "bytesSent": 1000 * messages,
+                         "slowPath": {"reason": at_ns.to_string(), "accesses": messages, "bytes": messages}}],
             }],
         });
         let mut look = Look::new();
@@ -481,6 +543,14 @@ mod tests {
         let all = rows(&before, &after, 0, true);
         let row = &all[0];
         assert_eq!(row.rates.messages_per_second, 100.0);
+        let expected = |accesses_per_second, bits_per_second, reason: &str| SlowPathRates {
+            accesses_per_second,
+            bits_per_second,
+            reason: Some(reason.into()),
+        };
+        assert_eq!(row.rates.slow_path, expected(400.0, 9600.0, "one"));
+        assert_eq!(row.qps.as_ref().unwrap()[0].rates.slow_path, expected(100.0, 800.0, "3000000000"));
+        assert_eq!(slow_path_text(&row.rates.slow_path), "9.6 kbit/s: one");
         assert_eq!((row.rates.bits_per_second_out, row.rates.bits_per_second_in), (800_000.0, 8_000.0));
         assert_eq!(row.rates.path.as_deref(), Some("routed"));
         assert_eq!(row.rates.limit, Limit { bits_per_second: Some(4000), messages_per_second: Some(7) });
@@ -488,6 +558,7 @@ mod tests {
         assert_eq!(row.qps.as_ref().unwrap()[0].rates.bits_per_second_out, 800_000.0);
         let idle = rows(&after, &after, 0, false);
         assert_eq!((idle[0].rates.messages_per_second, idle[0].rates.path.clone()), (0.0, None));
+        assert_eq!(idle[0].rates.slow_path, SlowPathRates::default());
         // One that is new, and one that went.
         assert_eq!(rows(&Look::new(), &after, 2_000_000_000, false)[0].rates.messages_per_second, 300.0);
         assert!(rows(&before, &Look::new(), 0, false).is_empty());

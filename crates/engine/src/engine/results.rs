@@ -3,11 +3,16 @@ use crate::fault::Fault;
 use crate::in_flight::{InFlightId, InFlightKind};
 use crate::qp::SendPhase;
 use crate::transport::wire::WireOperation;
-use crate::{Engine, Environment, MemorySide, Progress, ReceiveQueueId, Syndrome, Token};
+use crate::{Engine, Environment, MemorySide, Progress, QpId, ReceiveQueueId, Syndrome, Token};
 use freeflow_verbs::{CompletionStatus, Instant, QpState};
 
 impl Engine {
     // ---- results from elsewhere
+
+    /// The QP of an operation in flight: of the request, or, of packets, at this end.
+    pub fn qp_of(&self, token: Token) -> Option<QpId> {
+        self.completer().in_flight.get(InFlightId::from_token(token)).map(|operation| operation.requester)
+    }
 
     /// The result of a copy that was `Pending`. A token that is no longer awaited is ignored.
     pub fn handle_copied<E: Environment>(

@@ -80,6 +80,9 @@ fn qp(qpn: u32) -> QpStatus {
         grants: false,
         reason: None,
         sent_messages: 0,
+        slow_path_accesses: 0,
+        slow_path_bytes: 0,
+        slow_path_reason: None,
         direct_messages: 0,
     }
 }

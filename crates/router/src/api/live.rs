@@ -6,6 +6,7 @@ use super::plane::PageMeters;
 use super::query::{flag, parameters};
 use super::routes::{Asking, Server, admitted, held};
 use crate::dataplane::meters::QpMeter;
+use crate::dataplane::slow_path_counts::{SlowPathAmount, SlowPathReason};
 use axum::extract::{Extension, RawQuery, State};
 use axum::response::Response;
 use freeflow_engine::Throttled;
@@ -42,6 +43,10 @@ fn throttled(throttled: Throttled) -> Value {
     json!({"waits": throttled.waits, "nanoseconds": throttled.time.0})
 }
 
+fn slow_path((reason, SlowPathAmount { accesses, bytes }): (SlowPathReason, SlowPathAmount)) -> Value {
+    json!({"reason": reason.text(), "accesses": accesses, "bytes": bytes})
+}
+
 fn qp(qp: &QpMeter) -> Value {
     let traffic = &qp.traffic;
     json!({
@@ -55,6 +60,11 @@ fn qp(qp: &QpMeter) -> Value {
         "bytesSent": traffic.bytes_sent,
         "messagesReceived": traffic.messages_received,
         "bytesReceived": traffic.bytes_received,
+        "slowPath": {
+            "accesses": qp.slow_path.amount.accesses,
+            "bytes": qp.slow_path.amount.bytes,
+            "reason": qp.slow_path.reason.map(SlowPathReason::text),
+        },
         "throttled": throttled(qp.throttled),
     })
 }
@@ -81,6 +91,7 @@ fn vnic(vnic: &VnicMeter, with_qps: bool) -> Value {
             "routed": routed,
             "wire": way(counters.wire_messages, counters.wire_bytes),
         },
+        "slowPath": numbers.slow_path.by_reason().filter(|(_, amount)| amount.accesses > 0).map(slow_path).collect::<Vec<_>>(),
         "metered": vnic.is_metered,
         "limits": {
             "qp": limit(&vnic.shaping.qp),

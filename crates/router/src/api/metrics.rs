@@ -1,6 +1,6 @@
 //! `/metrics`: what is counted, in the text form of Prometheus (version 0.0.4). `docs/metrics.txt` lists all of it.
 //!
-//! Of each vNIC there are some forty lines, so only the first [`VNIC_COUNT_MAX`] of a host have
+//! Of each vNIC there are some fifty lines, so only the first [`VNIC_COUNT_MAX`] of a host have
 //! some; a gauge says how many have not. They are asked for a page at a time: the worker is never
 //! held up for long.
 use super::failure::Failure;
@@ -29,6 +29,7 @@ type Family = (&'static str, &'static str, &'static [&'static str], &'static str
 const OF_VNIC: &[&str] = &["tenant", "network", "vnic"];
 const WITH_PATH: &[&str] = &["tenant", "network", "vnic", "path"];
 const WITH_REASON: &[&str] = &["tenant", "network", "vnic", "path", "reason"];
+const WITH_SLOW_REASON: &[&str] = &["tenant", "network", "vnic", "reason"];
 const WITH_LIMIT: &[&str] = &["tenant", "network", "vnic", "limit", "resource"];
 const OF_NETWORK: &[&str] = &["tenant", "network"];
 const BY_PATH: &[&str] = &["tenant", "network", "path"];
@@ -40,7 +41,8 @@ const FAMILIES: &[Family] = &[
     ("freeflow_vnic_sent_bytes_total", "counter", WITH_PATH, "Their payload, READs too"),
     ("freeflow_vnic_out_bytes_total", "counter", OF_VNIC, "Payload that left the vNIC"),
     ("freeflow_vnic_in_bytes_total", "counter", OF_VNIC, "Payload that came to the vNIC"),
-    ("freeflow_vnic_slow_path_bytes_total", "counter", OF_VNIC, "Bytes copied through /proc/PID/mem"),
+    ("freeflow_vnic_slow_path_accesses_total", "counter", WITH_SLOW_REASON, "Accesses to memory of its processes through /proc/PID/mem, by reason"),
+    ("freeflow_vnic_slow_path_bytes_total", "counter", WITH_SLOW_REASON, "Bytes copied through /proc/PID/mem"),
     ("freeflow_vnic_blocked_copies_total", "counter", OF_VNIC, "Copies that blocked the worker in its shared memory"),
     ("freeflow_vnic_completions_with_error_total", "counter", OF_VNIC, "Completions with an error, flushes too"),
     ("freeflow_vnic_rnr_naks_total", "counter", OF_VNIC, "RNR NAKs that its requesters got"),
@@ -143,11 +145,15 @@ impl Text {
             self.add("freeflow_vnic_sent_messages_total", &[tenant, network, id, path], done.messages);
             self.add("freeflow_vnic_sent_bytes_total", &[tenant, network, id, path], done.bytes);
         }
+        for (reason, amount) in numbers.slow_path.by_reason() {
+            let of = [tenant, network, id, reason.text()];
+            self.add("freeflow_vnic_slow_path_accesses_total", &of, amount.accesses);
+            self.add("freeflow_vnic_slow_path_bytes_total", &of, amount.bytes);
+        }
         self.add("freeflow_vnic_info", &[tenant, network, id, &vnic.title], 1);
         for (name, count) in [
             ("freeflow_vnic_out_bytes_total", counters.sent.bytes),
             ("freeflow_vnic_in_bytes_total", counters.received.bytes),
-            ("freeflow_vnic_slow_path_bytes_total", numbers.slow_path_bytes),
             ("freeflow_vnic_blocked_copies_total", numbers.blocked_copies),
             ("freeflow_vnic_completions_with_error_total", counters.completions_with_error),
             ("freeflow_vnic_rnr_naks_total", counters.rnr_naks),
@@ -293,6 +299,7 @@ mod tests {
     use super::*;
     use crate::admission::tallies::Tally;
     use crate::dataplane::meters::{VnicNumbers, WorkerMeter};
+    use crate::dataplane::slow_path_counts::SlowPathReason;
     use freeflow_orchestrator::objects::ResourceAmounts;
     use freeflow_verbs::{RateLimit, Shaping};
     use std::collections::BTreeSet;
@@ -304,6 +311,7 @@ mod tests {
         numbers.counters.messages = 10;
         numbers.counters.direct_messages = 4;
         numbers.counters.wire_messages = 1;
+        numbers.slow_path.add(SlowPathReason::OnDemand, 4096);
         VnicMeter {
             id: id.into(),
             title: String::new(),
@@ -393,6 +401,14 @@ mod tests {
         let labels = r#"{tenant="a\"b\\c\nd",network="net",vnic="one",path="#;
         for (path, count) in [("direct", 4), ("wire", 1), ("routed", 5)] {
             let line = format!("freeflow_vnic_sent_messages_total{labels}\"{path}\"}} {count}\n");
+            assert!(text.contains(&line), "{line} is not in {text}");
+        }
+        let of = &labels[..labels.len() - "path=".len()];
+        for line in [
+            format!("freeflow_vnic_slow_path_bytes_total{of}reason=\"registered on demand\"}} 4096\n"),
+            format!("freeflow_vnic_slow_path_accesses_total{of}reason=\"registered on demand\"}} 1\n"),
+            format!("freeflow_vnic_slow_path_accesses_total{of}reason=\"not shared yet\"}} 0\n"),
+        ] {
             assert!(text.contains(&line), "{line} is not in {text}");
         }
         // Of networks that are too many to be distinguished.

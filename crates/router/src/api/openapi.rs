@@ -170,6 +170,9 @@ fn live_schemas(add: &mut impl FnMut(&str, &[&str], Value)) {
         "qpn": number, "type": text, "state": text, "path": {"enum": ["direct", "routed", "wire"]},
         "peerAddress": {"type": ["string", "null"]}, "peerQpn": {"type": ["integer", "null"]},
         "messagesSent": number, "bytesSent": number, "messagesReceived": number, "bytesReceived": number,
+        "slowPath": {"type": "object", "properties": {
+            "accesses": number, "bytes": number,
+            "reason": {"description": "Of the last one.", "type": ["string", "null"]}}},
         "throttled": throttled,
     });
     add("LiveQp", &["qpn"], of_qp);
@@ -177,6 +180,8 @@ fn live_schemas(add: &mut impl FnMut(&str, &[&str], Value)) {
         "vnic": text, "title": text, "tenant": text, "network": text, "address": text,
         "messagesSent": number, "bytesSent": number, "bytesReceived": number,
         "paths": {"type": "object", "properties": {"direct": way, "routed": way, "wire": way}},
+        "slowPath": {"description": "Of its memory, by reason.", "type": "array", "items": {"type": "object", "properties": {
+            "reason": text, "accesses": number, "bytes": number}}},
         "metered": {"type": "boolean"},
         "limits": {"type": "object", "properties": {"qp": limit, "vnic": limit, "tenant": limit}},
         "throttled": throttled, "errors": number, "drops": number, "qpCount": number,

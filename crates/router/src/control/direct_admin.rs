@@ -24,6 +24,9 @@ impl QpRow {
             reason: self.reason.map(|reason| reason.text().into()),
             sent_messages: self.traffic.messages_sent,
             direct_messages: self.traffic.direct_messages_sent,
+            slow_path_accesses: self.slow_path.amount.accesses,
+            slow_path_bytes: self.slow_path.amount.bytes,
+            slow_path_reason: self.slow_path.reason.map(|reason| reason.text().into()),
         }
     }
 }

@@ -9,6 +9,7 @@ use crate::dataplane::command::{
 };
 use crate::dataplane::direct::Direct;
 use crate::dataplane::ports::{Attention, Qp};
+use crate::dataplane::slow_path_counts::QpSlowPath;
 use crate::memory::grants::GrantRequest;
 use freeflow_engine::{ContextId, QpId, QpInit, SessionId, grant_qp_capabilities};
 use freeflow_protocol::library::{Handle, Reply, Request};
@@ -140,7 +141,18 @@ impl Control {
         });
         let (receives_wanted, attention) = (false, Attention::Doorbell);
         let direct = Direct::default();
-        let qp = Qp { session, context, cookie, service, send, receive, receives_wanted, attention, direct };
+        let qp = Qp {
+            session,
+            context,
+            cookie,
+            service,
+            send,
+            receive,
+            receives_wanted,
+            attention,
+            direct,
+            slow_path: QpSlowPath::default(),
+        };
         self.submit(at, CreateQp { init, qp, changes }, move |connection, (id, qpn)| {
             connection.objects.doorbells.insert(cookie);
             let qp = connection.objects.qps.insert(QpEntry { id, cookie, is_datagram, _charge: Some(charge) });

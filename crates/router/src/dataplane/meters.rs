@@ -2,6 +2,7 @@
 use crate::admission::access::{AccessPolicy, Rules};
 use crate::admission::tallies::Tallies;
 use crate::dataplane::reasons::Reason;
+use crate::dataplane::slow_path_counts::{QpSlowPath, SlowPathCounts};
 use crate::dataplane::totals::Totals;
 use freeflow_engine::{QpStatus, QpTraffic, RefusalCounts, Throttled, Usage, VnicCounters};
 use freeflow_protocol::admin::{Counters, Named, QpPath};
@@ -15,7 +16,7 @@ use std::sync::Arc;
 pub struct VnicNumbers {
     pub usage: Usage,
     pub counters: VnicCounters,
-    pub slow_path_bytes: u64,
+    pub slow_path: SlowPathCounts,
     pub blocked_copies: u64,
     /// Its bounce buffers, bytes.
     pub bounce_bytes: u64,
@@ -36,7 +37,7 @@ impl VnicNumbers {
             bytes: engine.bytes,
             direct_messages: engine.direct_messages,
             direct_bytes: engine.direct_bytes,
-            slow_path_bytes: self.slow_path_bytes,
+            slow_path_bytes: self.slow_path.bytes(),
             blocked_copies: self.blocked_copies,
             completions_with_error: engine.completions_with_error,
             rnr_naks: engine.rnr_naks,
@@ -64,6 +65,7 @@ pub(crate) struct QpRow {
     pub path: QpPath,
     pub reason: Option<Reason>,
     pub traffic: QpTraffic,
+    pub slow_path: QpSlowPath,
 }
 
 /// A page of QPs in order of number, and whether there are more.
@@ -107,6 +109,7 @@ pub(crate) struct QpMeter {
     pub peer: Option<(IpAddr, u32)>,
     pub path: QpPath,
     pub traffic: QpTraffic,
+    pub slow_path: QpSlowPath,
     pub throttled: Throttled,
 }
 

@@ -30,6 +30,7 @@ pub mod reasons;
 pub mod routes;
 pub mod run_queue;
 pub mod shaping;
+pub(crate) mod slow_path_counts;
 pub mod table;
 pub mod totals;
 pub mod transmit;

@@ -11,6 +11,7 @@ use crate::dataplane::event_pipes::{PipeId, Pipes};
 use crate::dataplane::fabric::Fabric;
 pub use crate::dataplane::moderation::Notify;
 use crate::dataplane::moderation::{Moderation, Schedule};
+use crate::dataplane::slow_path_counts::{QpSlowPath, SlowPathCounts};
 use crate::dataplane::table::Table;
 use crate::dataplane::totals::Retired;
 use crate::dataplane::xrc_targets::Targets;
@@ -36,7 +37,7 @@ pub struct Vnic {
     pub copier: Option<SlowPathCopier>,
     /// Slow-path copiers that were given up and have not ended yet.
     pub abandoned: Vec<Abandoned>,
-    pub slow_path_bytes: u64,
+    pub slow_path: SlowPathCounts,
     /// Copies that blocked the worker in its memory.
     pub blocked_count: u64,
     /// Its bounce buffers, bytes, and copies that wait for one.
@@ -52,7 +53,7 @@ impl Vnic {
             network,
             copier: None,
             abandoned: Vec::new(),
-            slow_path_bytes: 0,
+            slow_path: SlowPathCounts::default(),
             blocked_count: 0,
             bounce_bytes: Arc::new(AtomicU64::new(0)),
             postponed: VecDeque::new(),
@@ -140,6 +141,7 @@ pub struct Qp {
     pub receives_wanted: bool,
     pub attention: Attention,
     pub direct: Direct,
+    pub slow_path: QpSlowPath,
 }
 
 pub struct Srq {

@@ -225,6 +225,9 @@ impl Worker {
     fn take_copier_results(&mut self, now: Instant) -> bool {
         let mut busy = !self.queued_finished.is_empty();
         while let Some(finished) = self.queued_finished.pop_front() {
+            if let Some(qp) = self.ports.token_of(&finished).and_then(|token| self.engine.qp_of(token)) {
+                self.ports.count_slow_path(qp, &finished);
+            }
             if let Some(arrival) = self.ports.handle_finished(finished) {
                 self.handle_arrival(now, arrival);
             }

@@ -19,9 +19,12 @@ use crate::dataplane::ports::{Ports, Session};
 use crate::dataplane::table::Table;
 use crate::memory::bounce::Bounce;
 use crate::memory::page_table::{Piece, Reach};
+use crate::memory::share_commands::slow_path_reason;
 use crate::memory::slow_path::{Finished, Job, Part, SharedMemory, SlowPathCopier, TenantMemory, Work, atomic_on};
 use crate::memory::transfers::{Arrival, Stage, Transfer, Unmade, Way};
-use freeflow_engine::{AtomicOutcome, CopyOutcome, MemorySide, SessionId, Source, SourceBody, Span, Token, VnicId};
+use freeflow_engine::{
+    AtomicOutcome, CopyOutcome, MemorySide, QpId, SessionId, Source, SourceBody, Span, Token, VnicId,
+};
 use freeflow_shm::{AccessError, Segment};
 use freeflow_verbs::{AtomicOperation, VerbsError};
 use std::sync::Arc;
@@ -536,13 +539,13 @@ impl Ports {
     }
 
     fn submit(&mut self, transfer: Transfer, work: Work, bounce: Bounce, parts: Vec<Part>) -> bool {
-        let (vnic_id, bytes) = (transfer.copier, parts.iter().map(|part| part.bytes as u64).sum::<u64>());
+        let vnic_id = transfer.copier;
         if self.ensure_copier(vnic_id).is_err() {
             return false;
         }
-        self.grants.note_slow_path(&mut self.sessions, self.now, &parts);
         let Some(vnic) = self.vnics.get_mut(vnic_id) else { return false };
-        vnic.slow_path_bytes += bytes;
+        let parts_and_way = (parts.as_slice(), transfer.way);
+        self.grants.note_slow_path(&mut self.sessions, self.now, parts_and_way, &mut vnic.slow_path);
         let Some(copier) = vnic.copier.as_mut() else { return false };
         let id = self.transfers.transfers.insert(transfer);
         if copier.submit(Job { id, work, bounce, parts }).is_err() {
@@ -550,6 +553,21 @@ impl Ports {
             return false;
         }
         true
+    }
+
+    /// The operation that a copier did a job for.
+    pub(crate) fn token_of(&self, finished: &Finished) -> Option<Token> {
+        self.transfers.transfers.get(finished.id).map(|transfer| transfer.token)
+    }
+
+    /// A copier reached memory for a request of this QP, whosever memory.
+    pub(crate) fn count_slow_path(&mut self, id: QpId, finished: &Finished) {
+        let Some(transfer) = self.transfers.transfers.get(finished.id) else { return };
+        let Some(qp) = self.qps.get_mut(id) else { return };
+        for part in &finished.parts {
+            let reason = slow_path_reason(self.sessions.get(part.session), part, transfer.way);
+            qp.slow_path.add(reason, part.bytes as u64);
+        }
     }
 
     /// A copier finished a job. `None`: nobody waits for it any more, or it goes on with another copier.

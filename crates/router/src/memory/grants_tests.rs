@@ -3,6 +3,7 @@ use crate::admission::account::{Account, Charge, Commons};
 use crate::dataplane::direct::Direct;
 use crate::dataplane::lone_worker::{LoneWorker, create_session, new_vnic};
 use crate::dataplane::ports::{Attention, Qp};
+use crate::dataplane::slow_path_counts::QpSlowPath;
 use crate::dataplane::worker::Worker;
 use crate::memory::blocking_memory::BlockingMemory;
 use crate::memory::grants::{GrantRequest, Verdict};
@@ -185,6 +186,7 @@ pub(crate) fn make_qp(worker: &mut Worker, host: u8, memory: &Arc<BlockingMemory
         receives_wanted: false,
         attention: Attention::Doorbell,
         direct: Direct::default(),
+        slow_path: QpSlowPath::default(),
     };
     worker.ports.qps.insert(qp, entry);
     End { qp, number: number.0, gid: new.gid, session, pd, send: RequestProducer::new(ring, 0, shape) }

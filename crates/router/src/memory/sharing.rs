@@ -75,6 +75,11 @@ impl SlowPathUse {
         }
     }
 
+    /// Whether a command was sent for this address a while ago at most.
+    pub fn was_asked(&self, address: u64) -> bool {
+        self.blocks.get(&(address / SHARE_BYTES)).is_some_and(|block| block.needed > USES_BEFORE_SHARING)
+    }
+
     /// Another block gives its place up: the next one that is used less, or else just the next.
     fn make_room(&mut self, number: u64) {
         const LOOKS: usize = 8;
@@ -109,6 +114,8 @@ mod tests {
             assert_eq!(uses_until_due(&mut memory, NOW, SHARE_BYTES + 7), needed);
         }
         assert_eq!(uses_until_due(&mut memory, NOW, 7), 8, "another block");
+        memory.note(NOW, 2 * SHARE_BYTES, 1, |_| panic!("not yet"));
+        assert_eq!([7, SHARE_BYTES, 2 * SHARE_BYTES].map(|at| memory.was_asked(at)), [true, true, false]);
         for _ in 0..13 {
             uses_until_due(&mut memory, NOW, 7);
         }

@@ -583,6 +583,13 @@ fn revoked_memory_is_shared_again_for_credit() {
     assert_eq!(length, 2 * PAGE_BYTES);
 }
 
+/// Accesses for the requests of the first QP, their bytes, and why, the last time.
+fn slow_path_of(pair: &Pair) -> (u64, u64, Option<String>) {
+    let (qps, _) = qps(&pair.host.run_dir(), Some("a"), None);
+    let qp = qps.into_iter().find(|qp| qp.qpn == pair.a_qp.qpn).expect("its QP");
+    (qp.slow_path_accesses, qp.slow_path_bytes, qp.slow_path_reason)
+}
+
 #[test]
 fn memory_that_the_slow_path_reaches_again_and_again_is_to_be_shared() {
     let mut rig = Rig::new();
@@ -605,6 +612,7 @@ fn memory_that_the_slow_path_reaches_again_and_again_is_to_be_shared() {
         write(&mut rig, on_demand.rkey, 0);
     }
     assert!(!has_event(&rig.commands), "memory on demand stays where it is");
+    assert_eq!(slow_path_of(&rig.pair), (99, 99 * 8, Some("registered on demand".into())));
     for _ in 0..7 {
         write(&mut rig, to.mr.rkey, to.address);
         assert!(!has_event(&rig.commands));
@@ -615,6 +623,7 @@ fn memory_that_the_slow_path_reaches_again_and_again_is_to_be_shared() {
     assert_eq!((kind, block), (COMMAND_SHARE, to.address / SHARE_BYTES * SHARE_BYTES));
     write(&mut rig, to.mr.rkey, to.address);
     assert!(!has_event(&rig.commands), "the next one takes more");
+    assert_eq!(slow_path_of(&rig.pair), (108, 108 * 8, Some("not shared when asked".into())));
     // A process that does it: the router uses the segment, and grants it to nobody that a region does not cover.
     let (segment, mapped) = create_segment(&rig.pair.b, 1);
     let address = to.address & !(PAGE_BYTES - 1);
@@ -626,6 +635,7 @@ fn memory_that_the_slow_path_reaches_again_and_again_is_to_be_shared() {
     }
     assert_eq!(mapped.u64((to.address - address) as usize).load(Relaxed), 1234);
     assert!(!has_event(&rig.commands));
+    assert_eq!(slow_path_of(&rig.pair).0, 108, "it is shared");
     let refused = ask_grant(&rig.pair.a, &rig.pair.a_qp, to.mr.rkey, (to.address, 8), true);
     assert_eq!(refused.unwrap_err(), VerbsError::NotSupported);
 }

@@ -10,6 +10,7 @@ use crate::dataplane::meters::{
     AccessCounts, DirectCounts, MeteredVnic, MeteredVnics, PathCounts, QpMeter, QpPage, QpRow, VnicNumbers,
     WorkerMeter, WorkerStatus, address, state_name, type_name,
 };
+use crate::dataplane::slow_path_counts::QpSlowPath;
 use crate::dataplane::wire_status::drop_names;
 use crate::dataplane::worker::Worker;
 use freeflow_engine::{QpId, SessionId, VnicId};
@@ -89,7 +90,7 @@ impl Worker {
         VnicNumbers {
             usage: self.engine.vnic_usage(id).unwrap_or_default(),
             counters: self.engine.vnic_counters(id).unwrap_or_default(),
-            slow_path_bytes: vnic.map_or(0, |vnic| vnic.slow_path_bytes),
+            slow_path: vnic.map_or_else(Default::default, |vnic| vnic.slow_path),
             blocked_copies: vnic.map_or(0, |vnic| vnic.blocked_count),
             // Relaxed: a count, which orders nothing.
             bounce_bytes: vnic.map_or(0, |vnic| vnic.bounce_bytes.load(Relaxed)),
@@ -128,7 +129,8 @@ impl Worker {
         let look = self.engine.qp_status(id)?;
         let (direct_ring, grants) = (self.uses_direct_ring(id), self.granted(id));
         let (path, reason) = self.path_of(id, &look);
-        Some(QpRow { look, direct_ring, grants, path, reason, traffic: self.engine.qp_traffic(id).unwrap_or_default() })
+        let traffic = self.engine.qp_traffic(id).unwrap_or_default();
+        Some(QpRow { look, direct_ring, grants, path, reason, traffic, slow_path: self.slow_path_of(id) })
     }
 
     fn meter_qp(&self, id: QpId) -> Option<QpMeter> {
@@ -141,8 +143,13 @@ impl Worker {
             peer: look.peer.map(|(gid, qpn)| (address(gid), qpn.0)),
             path,
             traffic: self.engine.qp_traffic(id).unwrap_or_default(),
+            slow_path: self.slow_path_of(id),
             throttled: self.engine.qp_throttled(self.ports.now, id),
         })
+    }
+
+    fn slow_path_of(&self, id: QpId) -> QpSlowPath {
+        self.ports.qps.get(id).map(|qp| qp.slow_path).unwrap_or_default()
     }
 
     /// Up to `room` QPs of a vNIC after a number, in order of number, and whether there are more.
