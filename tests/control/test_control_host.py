@@ -1,6 +1,7 @@
 """Subresources of the Host and of a Network by REST: reads, changes, refusals; each role; the audit log."""
 
 import json
+import time
 
 import pytest
 
@@ -54,11 +55,16 @@ def of_the_host(host, api):
         need(api.want(200, "GET", "/networks/default")["spec"]["dataPath"] == data_path, "it is not stored")
     api.want(404, "PUT", "/networks/none/dataPath", {"dataPath": "routed"})
     api.want(422, "PUT", "/networks/default/dataPath", {"dataPath": "wrong"})
-    lines = [json.loads(line) for line in (host.run_dir / "audit.log").read_text().splitlines()]
-    said = [(line.get("verb"), line.get("outcome")) for line in lines]
-    for verb, outcome, count in (("wire-faults", "Invalid", 2), ("reload-peers", "NotFound", 1),
-                                 ("set-data-path", "configured", 2)):
-        need(said.count((verb, outcome)) >= count, f"{verb} {outcome}: {said.count((verb, outcome))} lines")
+    wanted = {("wire-faults", "Invalid"): 2, ("reload-peers", "NotFound"): 1, ("set-data-path", "configured"): 2}
+    end = time.monotonic() + 20
+    # A change is answered before its line is written.
+    while True:
+        lines = [json.loads(line) for line in (host.run_dir / "audit.log").read_text().splitlines(keepends=True) if line.endswith("\n")]
+        said = [(line.get("verb"), line.get("outcome")) for line in lines]
+        if all(said.count(of) >= count for of, count in wanted.items()):
+            break
+        need(time.monotonic() < end, f"not all of {wanted}: {said}")
+        time.sleep(0.05)
 
 
 def roles(host, api):
