@@ -227,7 +227,7 @@ REASONS = [
     ("message over 64 KiB", ["ib_send_bw", "-F", "-s", "131072", "-D", "60"], None),
     ("atomic operation", ["ib_atomic_bw", "-F", "-D", "60"], None),
     ("not an RC QP", ["ib_write_bw", "-c", "UC", "-F", "-D", "60"], None),
-    ("peer uses an SRQ", ["ib_send_bw", "-F", "--use-srq", "-D", "60"], None),
+    (None, ["ib_send_bw", "-F", "--use-srq", "-D", "60"], None),
     ("its library does not ask", ["ib_write_bw", "-F", "-D", "60"], ["env", "FREEFLOW_DIRECT=off", "ib_write_bw", "-F", "-D", "60"]),
     ("peer does not take it", ["env", "FREEFLOW_DIRECT=off", "ib_send_bw", "-F", "-s", "64", "-D", "60"], ["ib_send_bw", "-F", "-s", "64", "-D", "60"]),
     ("memory not shared with the router", ["ib_write_bw", "-F", "-D", "60", "--mmap={file}"], None),

@@ -242,8 +242,9 @@ impl CompletionQueue {
         if self.inbox.has_notified() {
             inner.adopt(&self.session);
         }
-        if inner.has_unreported(solicited_only) && self.channel.is_some() {
-            self.session.ring(CQ_DOORBELL_BASE + self.cookie);
+        let doorbell = CQ_DOORBELL_BASE + self.cookie;
+        if inner.has_unreported(solicited_only, doorbell) && self.channel.is_some() {
+            self.session.ring(doorbell);
         }
         Ok(())
     }
@@ -405,6 +406,7 @@ impl Inner {
                 incoming.commit();
                 incoming.want_notifications(is_armed);
             }
+            incoming.renew_promise();
         }
         count
     }
@@ -445,6 +447,9 @@ impl Inner {
                     }
                     incoming.commit();
                     if !incoming.passed(position) {
+                        if incoming.keeps(&completion) {
+                            return;
+                        }
                         // The peer says of its messages what is not so. This one is here.
                         incoming.resume_after(position);
                     }
@@ -487,16 +492,24 @@ impl Inner {
             {
                 rings.set_incoming(Some(incoming));
             }
-            if self.active.iter().any(|active| Arc::ptr_eq(active, &rings)) || !rings.has_incoming() {
+            if !rings.has_incoming() {
                 continue;
             }
-            if self.active.len() >= ACTIVE_MAX {
+            let is_active = self.active.iter().any(|active| Arc::ptr_eq(active, &rings));
+            if !is_active && self.active.len() >= ACTIVE_MAX {
                 self.cool_one();
             }
             if let Some(incoming) = lock(&rings.incoming).as_mut() {
-                incoming.want_notifications(self.ring.is_armed());
+                if !is_active {
+                    incoming.want_notifications(self.ring.is_armed());
+                }
+                // Also if another one is in its place now.
+                incoming.set_polled(true);
+                incoming.renew_promise();
             }
-            self.active.push(rings);
+            if !is_active {
+                self.active.push(rings);
+            }
         }
     }
 
@@ -540,12 +553,13 @@ impl Inner {
         for rings in &self.active {
             if let Some(incoming) = lock(&rings.incoming).as_mut() {
                 incoming.want_notifications(wants);
+                incoming.renew_promise();
             }
         }
     }
 
     /// Whether something (solicited) can be polled that no event reported.
-    fn has_unreported(&self, solicited_only: bool) -> bool {
+    fn has_unreported(&self, solicited_only: bool, doorbell: u32) -> bool {
         let solicited = |flags: CompletionFlags| flags.contains(CompletionFlags::SOLICITED);
         if !self.early_reported && self.early.iter().any(|(early, _)| !solicited_only || solicited(early.flags)) {
             return true;
@@ -553,7 +567,8 @@ impl Inner {
         if !solicited_only && self.inbox.has_unreported() {
             return true;
         }
-        let is_ready = |rings: &Arc<Rings>| lock(&rings.incoming).as_ref().is_some_and(Incoming::is_ready);
+        let is_ready =
+            |rings: &Arc<Rings>| lock(&rings.incoming).as_ref().is_some_and(|incoming| incoming.is_ready(doorbell));
         if self.active.iter().any(is_ready) {
             return true;
         }
@@ -589,7 +604,11 @@ impl Inner {
 /// False: there is one already.
 fn is_cooled(incoming: &mut Incoming) -> bool {
     incoming.want_notifications(true);
-    incoming.is_empty()
+    let is_cooled = incoming.is_empty();
+    if is_cooled {
+        incoming.set_polled(false);
+    }
+    is_cooled
 }
 
 /// Maps the ring of a created or resized CQ.

@@ -3,21 +3,25 @@
 //!
 //! Invariant: completions of a receive queue are handed on in the order of its positions, which are
 //! the numbers of the messages, whichever way they came.
+//!
+//! RECVs of an SRQ have no such positions: the messages are numbered by themselves, and each takes
+//! the next RECV when it is polled ([`Shared`]).
 use crate::direct_ring::map_direct_ring;
 use crate::lock;
+use crate::promises::{PROMISED_MAX, SGES_MAX};
 use crate::regions::Cache;
-use crate::rings::{ReceiveSide, Rings};
+use crate::rings::Rings;
 use crate::session::Session;
+use crate::shared_receives::{SharedReceives, TakenReceive};
 use freeflow_protocol::library::{Handle, Request};
 use freeflow_shm::layout::direct_ring;
-use freeflow_shm::{DirectRingReceiver, OwnMemory, OwnRange, Staged, monotonic_ns};
+use freeflow_shm::{CreditList, DirectRingReceiver, OwnMemory, OwnRange, Staged, monotonic_ns};
 use freeflow_verbs::{
     Access, Completion, CompletionFlags, CompletionOpcode, CompletionStatus, QpAttributeMask, QpAttributes, QpState,
-    Sge,
+    SGE_COUNT_MAX, Sge,
 };
-
-/// Entries of a RECV that takes messages by a direct ring.
-pub(crate) const SGES_MAX: usize = 4;
+use std::collections::VecDeque;
+use std::sync::Arc;
 
 /// Messages of a direct ring that are still taken once its end is noticed, however long that takes:
 /// their senders saw success. A full ring, and as many again for what a sender puts there in that
@@ -42,6 +46,57 @@ pub(crate) struct Incoming {
     keys: Cache,
     /// Polls of its CQ when it last brought something.
     active_at: u64,
+    shared: Option<Box<Shared>>,
+}
+
+/// A RECV that a message takes.
+struct Receive<'a> {
+    wr_id: u64,
+    sges: &'a [Sge],
+    pd: Handle,
+}
+
+/// Of a queue pair that uses an SRQ.
+struct Shared {
+    srq: Arc<SharedReceives>,
+    /// How many further messages are promised RECVs.
+    left: u32,
+    /// The ring is polled: these count.
+    is_polled: bool,
+    /// The SRQ had no more to promise when it had been posted so many.
+    all_of: Option<u32>,
+    /// The RECV of the message in hand.
+    receive: TakenReceive,
+    /// Completions that the router gave while an older message waited for a RECV in the ring.
+    held: VecDeque<Completion>,
+}
+
+impl Shared {
+    fn new(srq: &Arc<SharedReceives>) -> Box<Self> {
+        let receive = TakenReceive { wr_id: 0, sges: [Sge::default(); SGE_COUNT_MAX], sge_count: 0 };
+        Box::new(Self { srq: srq.clone(), left: 0, is_polled: false, all_of: None, receive, held: VecDeque::new() })
+    }
+
+    fn set_polled(&mut self, is_polled: bool) {
+        if std::mem::replace(&mut self.is_polled, is_polled) != is_polled {
+            self.srq.count_ring(is_polled, self.left);
+            self.all_of = None;
+        }
+    }
+
+    fn take(&mut self) -> bool {
+        let taken = self.srq.take(self.is_polled && self.left > 0, &mut self.receive);
+        self.left -= u32::from(taken && self.left > 0);
+        taken
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.set_polled(false);
+        // Their RECVs are used up all the same.
+        self.held.iter().for_each(|_| self.srq.completed().add_one());
+    }
 }
 
 /// The messages that are still taken of a closed direct ring.
@@ -68,10 +123,19 @@ impl Incoming {
     /// Accepts the direct ring that the peer has opened.
     pub fn accept(session: &Session, rings: &Rings, qp: Handle, own: OwnMemory) -> Option<Self> {
         let (reply, descriptors) = session.call(&Request::AcceptDirectRing { qp }).ok()?;
-        let (segment, credit_count) = map_direct_ring(&reply, &descriptors)?;
-        let (receiver, credits) = DirectRingReceiver::new(segment, credit_count);
+        let (segment, credits) = map_direct_ring(&reply, &descriptors)?;
+        let is_shared = credits == CreditList::Promised;
+        let (receiver, credits) = DirectRingReceiver::new(segment, credits);
         let direct_rings_closed = lock(&rings.receive).ring.direct_rings_closed();
-        let next = rings.begin_credits(session, credits);
+        let (next, srq) = (rings.next_receive(), rings.srq());
+        let shared = match (is_shared, srq) {
+            (true, Some(srq)) => Some(Shared::new(srq)),
+            (false, None) => None,
+            _ => return None,
+        };
+        if shared.is_none() {
+            rings.begin_credits(session, next, credits);
+        }
         receiver.open();
         let keys = Cache::default();
         let close_drain = CloseDrain::default();
@@ -85,6 +149,7 @@ impl Incoming {
             close_drain,
             keys,
             active_at: 0,
+            shared,
         })
     }
 
@@ -96,7 +161,7 @@ impl Incoming {
     /// Another one may take its place: the router closed it, and nothing is left in it.
     pub fn is_over(&self, rings: &Rings) -> bool {
         let is_closed = lock(&rings.receive).ring.direct_rings_closed() != self.direct_rings_closed;
-        is_closed && self.is_empty() || self.is_broken
+        (is_closed || self.is_broken) && self.is_empty()
     }
 
     /// The router completed the RECV at this position, and did not flush it. False: it goes to
@@ -134,14 +199,66 @@ impl Incoming {
         self.receiver.want_notifications(wants);
     }
 
-    /// Whether a message can be taken.
-    pub fn is_ready(&self) -> bool {
-        !self.is_broken && self.receiver.peek().is_some_and(|message| message.msn == self.next)
+    /// Whether a message can be taken. One that waits for a RECV of an SRQ rings this doorbell when
+    /// one is posted.
+    pub fn is_ready(&self, doorbell: u32) -> bool {
+        if self.has_turn() {
+            return true;
+        }
+        !self.is_broken
+            && self.receiver.peek().is_some_and(|message| message.msn == self.next)
+            && self.shared.as_ref().is_none_or(|shared| shared.srq.has_receive_or_rings(doorbell))
     }
 
     /// Nothing is in it.
     pub fn is_empty(&self) -> bool {
-        self.is_broken || self.receiver.peek().is_none()
+        (self.is_broken || self.receiver.peek().is_none())
+            && self.shared.as_ref().is_none_or(|shared| shared.held.is_empty())
+    }
+
+    /// A completion that was held has its turn.
+    fn has_turn(&self) -> bool {
+        let held = self.shared.as_ref().and_then(|shared| shared.held.front());
+        held.is_some_and(|held| self.is_broken || held.ring_position == self.next)
+    }
+
+    /// The ring is polled, or no longer.
+    pub fn set_polled(&mut self, is_polled: bool) {
+        if let Some(shared) = &mut self.shared {
+            shared.set_polled(is_polled);
+        }
+    }
+
+    /// Promises RECVs of an SRQ to the messages that come next.
+    #[inline]
+    pub fn renew_promise(&mut self) {
+        if let Some(shared) = &mut self.shared
+            && shared.left <= PROMISED_MAX / 2
+            && shared.all_of != Some(shared.srq.posted())
+        {
+            self.promise();
+        }
+    }
+
+    fn promise(&mut self) {
+        let Some(shared) = self.shared.as_mut().filter(|shared| shared.is_polled) else { return };
+        let posted = shared.srq.posted();
+        let share = shared.srq.promise(shared.left);
+        shared.all_of = share.is_all.then_some(posted);
+        shared.left += share.count;
+        if shared.left > 0 {
+            self.receiver.promise(self.receiver.taken().wrapping_add(shared.left), share.room);
+        }
+    }
+
+    /// Whether what the router delivered must wait: an older message of the ring has no RECV yet.
+    /// Then it is kept.
+    #[cold]
+    pub fn keeps(&mut self, completion: &Completion) -> bool {
+        let waits = !self.is_broken && self.receiver.peek().is_some_and(|message| message.msn == self.next);
+        let Some(shared) = self.shared.as_mut().filter(|shared| waits || !shared.held.is_empty()) else { return false };
+        shared.held.push_back(*completion);
+        true
     }
 
     pub fn is_idle_since(&self, polls: u64) -> bool {
@@ -151,6 +268,9 @@ impl Incoming {
     /// Takes the next message, if it is the RECVs' turn for one.
     #[inline]
     pub fn take(&mut self, session: &Session, rings: &Rings, (polls, timestamps): (u64, bool)) -> Option<Completion> {
+        if self.shared.is_some() {
+            return self.take_shared(session, rings, (polls, timestamps));
+        }
         let message = self.receiver.peek()?;
         if message.msn != self.next || self.is_broken {
             return None;
@@ -166,7 +286,10 @@ impl Incoming {
             (self.is_broken, self.is_disputed) = (true, true);
             return None;
         }
-        let completion = self.fill(session, rings, &receive, (&message, self.next), timestamps);
+        let mut sges = [Sge::default(); SGES_MAX];
+        let count = receive.ring.receive_at(self.next, &mut sges);
+        let taken = Receive { wr_id: receive.ring.wr_id_at(self.next), sges: &sges[..count], pd: rings.pd };
+        let completion = self.fill::<SGES_MAX>(session, rings, &taken, (&message, self.next), timestamps);
         self.next = self.next.wrapping_add(1);
         receive.ring.set_claimed(self.next);
         drop(receive);
@@ -176,6 +299,66 @@ impl Incoming {
             fail(session, rings);
         }
         Some(completion)
+    }
+
+    /// Takes the next message for the next RECV of the SRQ; or what was held until now.
+    #[inline(never)]
+    fn take_shared(
+        &mut self,
+        session: &Session,
+        rings: &Rings,
+        (polls, timestamps): (u64, bool),
+    ) -> Option<Completion> {
+        if self.has_turn()
+            && let Some(held) = self.shared.as_mut()?.held.pop_front()
+        {
+            self.next = held.ring_position.wrapping_add(1);
+            return Some(held);
+        }
+        let message = self.receiver.peek()?;
+        if message.msn != self.next || self.is_broken {
+            return None;
+        }
+        let mut shared = self.shared.take()?;
+        let taken = self.takes_receive(&mut shared, rings);
+        let completion = taken.then(|| {
+            self.active_at = polls;
+            let TakenReceive { wr_id, ref sges, sge_count } = shared.receive;
+            let receive = Receive { wr_id, sges: &sges[..sge_count], pd: shared.srq.pd() };
+            let about = (&message, self.next);
+            match sge_count {
+                0..=SGES_MAX => self.fill::<SGES_MAX>(session, rings, &receive, about, timestamps),
+                _ => self.fill::<SGE_COUNT_MAX>(session, rings, &receive, about, timestamps),
+            }
+        });
+        self.shared = Some(shared);
+        let completion = completion?;
+        self.next = self.next.wrapping_add(1);
+        self.receiver.take(&message);
+        if completion.status != CompletionStatus::Success {
+            self.is_broken = true;
+            fail(session, rings);
+        }
+        Some(completion)
+    }
+
+    /// Takes the next RECV of the SRQ for the next message. False: there is none, or the ring ends.
+    fn takes_receive(&mut self, shared: &mut Shared, rings: &Rings) -> bool {
+        if !shared.srq.has_receive() {
+            return false;
+        }
+        let mut receive = lock(&rings.receive);
+        if receive.ring.direct_rings_closed() != self.direct_rings_closed && !self.close_drain.takes_another() {
+            self.is_broken = true;
+            return false;
+        }
+        // Counted first: the router may find a RECV more than there is left for it, never one less.
+        receive.count_ring_messages(1);
+        let taken = shared.take();
+        if !taken {
+            receive.count_ring_messages(-1);
+        }
+        taken
     }
 
     /// The router has flushed the RECV at this position: the queue pair is in ERROR. A message that
@@ -192,7 +375,10 @@ impl Incoming {
         let message = self.receiver.peek().filter(|message| message.msn == position);
         if let Some(message) = message {
             let receive = lock(&rings.receive);
-            let filled = self.fill(session, rings, &receive, (&message, position), timestamps);
+            let mut sges = [Sge::default(); SGES_MAX];
+            let count = receive.ring.receive_at(position, &mut sges);
+            let taken = Receive { wr_id: receive.ring.wr_id_at(position), sges: &sges[..count], pd: rings.pd };
+            let filled = self.fill::<SGES_MAX>(session, rings, &taken, (&message, position), timestamps);
             drop(receive);
             self.receiver.take(&message);
             self.receiver.commit();
@@ -206,21 +392,21 @@ impl Incoming {
 
     /// Puts a message into the RECV at this position. → what completes that.
     #[inline(always)] // as `take` has always had it
-    fn fill(
+    fn fill<const SGES: usize>(
         &mut self,
         session: &Session,
         rings: &Rings,
-        receive: &ReceiveSide,
+        receive: &Receive<'_>,
         (message, position): (&Staged, u32),
         timestamps: bool,
     ) -> Completion {
         let (opcode, status) = match message.written {
-            None => (CompletionOpcode::Receive, self.deliver(session, rings, receive, (message, position))),
+            None => (CompletionOpcode::Receive, self.deliver::<SGES>(session, receive, message)),
             // The RECV's buffers are not touched.
             Some(_) => (CompletionOpcode::ReceiveRdmaWithImmediate, CompletionStatus::Success),
         };
         Completion {
-            work_request_id: receive.ring.wr_id_at(position),
+            work_request_id: receive.wr_id,
             status,
             opcode,
             flags: if status == CompletionStatus::Success { message.flags } else { CompletionFlags(0) },
@@ -241,29 +427,28 @@ impl Incoming {
     }
 
     #[inline]
-    fn deliver(
+    fn deliver<const SGES: usize>(
         &mut self,
         session: &Session,
-        rings: &Rings,
-        receive: &ReceiveSide,
-        (message, position): (&Staged, u32),
+        receive: &Receive<'_>,
+        message: &Staged,
     ) -> CompletionStatus {
-        let mut sges = [Sge::default(); SGES_MAX];
-        let count = receive.ring.receive_at(position, &mut sges);
-        let room: u64 = sges[..count].iter().map(|sge| u64::from(sge.length)).sum();
+        let sges = &receive.sges[..receive.sges.len().min(SGES)];
+        let count = sges.len();
+        let room: u64 = sges.iter().map(|sge| u64::from(sge.length)).sum();
         if u64::from(message.length) > room {
             return CompletionStatus::LocalLengthError;
         }
         // Nothing is deregistered until the bytes are copied.
         let regions = session.regions.hold();
-        let mut ranges = [OwnRange::default(); SGES_MAX];
+        let mut ranges = [OwnRange::default(); SGES];
         let mut left = message.length;
-        for (range, sge) in ranges.iter_mut().zip(&sges[..count]) {
+        for (range, sge) in ranges.iter_mut().zip(sges) {
             let piece = Sge { length: sge.length.min(left), ..*sge };
             if piece.length == 0 {
                 continue;
             }
-            match regions.resolve(&mut self.keys, &piece, rings.pd, Access::LOCAL_WRITE) {
+            match regions.resolve(&mut self.keys, &piece, receive.pd, Access::LOCAL_WRITE) {
                 Some(found) => *range = found,
                 None => return CompletionStatus::LocalProtectionError,
             }

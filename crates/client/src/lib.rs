@@ -43,6 +43,7 @@ mod outgoing;
 mod owned_objects;
 mod payload;
 mod posting_order;
+mod promises;
 mod queue_pair;
 mod regions;
 mod registry;
@@ -50,6 +51,7 @@ mod rings;
 mod segments;
 mod session;
 mod shared_receive_queue;
+mod shared_receives;
 
 pub use allocator::{allocate, release, usable_bytes};
 pub use commands::{COMMAND_BYTES, MemoryCommand, PendingCommands, REVOCATION_TIME_MAX_MS};

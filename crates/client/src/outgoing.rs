@@ -62,6 +62,8 @@ pub(crate) struct Outgoing {
     returned_before_change: u32,
     signaled_until: u32,
     open_ring: Option<OpenRing>,
+    /// Messages put into direct rings since the last reset.
+    ring_messages: u32,
     /// Requests that could have gone by a direct ring since it was last asked for one, and how many
     /// it takes.
     missed: u32,
@@ -309,8 +311,8 @@ impl Outgoing {
         match context.session.call(&Request::OpenDirectRing { qp: context.handle }) {
             Ok((reply, descriptors)) => {
                 let Reply::Direct { direct_rings_closed, takes_writes, .. } = reply else { return };
-                let Some((segment, credit_count)) = map_direct_ring(&reply, &descriptors) else { return };
-                let sender = DirectRingSender::new(segment, credit_count);
+                let Some((segment, credits)) = map_direct_ring(&reply, &descriptors) else { return };
+                let sender = DirectRingSender::new(segment, credits);
                 self.backoff = 0;
                 self.open_ring = Some(OpenRing { sender, direct_rings_closed, takes_writes, full_ns: FULL_NS_MAX });
             }
@@ -386,6 +388,8 @@ impl Outgoing {
         // The router has nothing of this queue, so it counts for whatever it takes next, and if the
         // peer ends.
         ring.set_msn(self.msn);
+        self.ring_messages = self.ring_messages.wrapping_add(1);
+        ring.set_ring_messages(self.ring_messages);
         if must_notify {
             ring.notify(solicited);
             context.session.ring(context.cookie);

@@ -118,7 +118,7 @@ impl QueuePair {
         };
         if let Some(rings) = &rings {
             attach(rings, wanted);
-            if wanted.qp_type == QpType::Rc && wanted.srq.is_none() {
+            if wanted.qp_type == QpType::Rc {
                 let listener: Weak<Rings> = Arc::downgrade(rings);
                 lock(&session.listeners).insert(cookie, listener);
             }
@@ -594,7 +594,7 @@ impl Made {
             handle,
             send_shape,
             receive_shape,
-            srq: wanted.srq.map(|srq| srq.completed().clone()),
+            srq: wanted.srq.map(|srq| srq.receives().clone()),
             send_inbox: wanted.send_cq.map(|cq| cq.inbox().clone()),
             receive_inbox: wanted.recv_cq.map(|cq| cq.inbox().clone()),
         };

@@ -94,6 +94,17 @@ impl Regions {
         region.resolve(sge, pd, needed)
     }
 
+    /// How many bytes a RECV with these SGEs takes, if each lies in a region that is known here.
+    #[inline]
+    pub fn room(&self, cache: &mut Cache, sges: &[Sge], pd: Handle) -> Option<u32> {
+        let mut room = 0_u32;
+        for sge in sges.iter().filter(|sge| sge.length > 0) {
+            self.resolve(cache, sge, pd, Access::LOCAL_WRITE)?;
+            room = room.checked_add(sge.length)?;
+        }
+        Some(room)
+    }
+
     /// No region goes while it is held.
     #[inline]
     pub fn hold(&self) -> Held<'_> {

@@ -1,16 +1,17 @@
 //! The rings of a queue pair, as posts, its CQs and its direct ring see them.
 use crate::inbox::Inbox;
-use crate::incoming::{Incoming, SGES_MAX};
+use crate::incoming::Incoming;
 use crate::lock;
 use crate::outgoing::Outgoing;
 use crate::posting_order::PostingOrder;
+use crate::promises::SGES_MAX;
 use crate::regions::Cache;
-use crate::registry::CompletedCount;
 use crate::session::{NotificationListener, Session};
+use crate::shared_receives::SharedReceives;
 use freeflow_protocol::library::Handle;
 use freeflow_shm::layout::QueueShape;
 use freeflow_shm::{CreditWriter, RequestProducer, Segment};
-use freeflow_verbs::{Access, Completion, CompletionFlags, Sge};
+use freeflow_verbs::{Completion, CompletionFlags, Sge};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -29,9 +30,10 @@ pub(crate) struct Rings {
     /// Completions of this QP's sends in the inbox of its CQ.
     pub inbox_count: AtomicU32,
     pub receive: Mutex<ReceiveSide>,
-    /// Receives before this position are finished. Written by the poller of the receive CQ.
+    /// Receives before this position are finished: messages, if it uses an SRQ. Written by the
+    /// poller of the receive CQ.
     pub receive_done: AtomicU32,
-    srq: Option<Arc<CompletedCount>>,
+    srq: Option<Arc<SharedReceives>>,
     /// Of its CQs.
     pub send_inbox: Option<Arc<Inbox>>,
     receive_inbox: Option<Arc<Inbox>>,
@@ -52,6 +54,16 @@ pub(crate) struct ReceiveSide {
     pub ring: RequestProducer,
     pub credits: Option<CreditWriter>,
     pub keys: Cache,
+    /// If it uses an SRQ: messages taken out of direct rings since the last reset.
+    ring_messages: u32,
+}
+
+impl ReceiveSide {
+    /// The QP uses an SRQ: so many messages were taken out of its direct rings.
+    pub fn count_ring_messages(&mut self, added: i32) {
+        self.ring_messages = self.ring_messages.wrapping_add_signed(added);
+        self.ring.set_claimed(self.ring_messages);
+    }
 }
 
 /// Parameters of rings besides their memory.
@@ -62,7 +74,7 @@ pub(crate) struct RingsParameters {
     pub handle: Handle,
     pub send_shape: QueueShape,
     pub receive_shape: QueueShape,
-    pub srq: Option<Arc<CompletedCount>>,
+    pub srq: Option<Arc<SharedReceives>>,
     pub send_inbox: Option<Arc<Inbox>>,
     pub receive_inbox: Option<Arc<Inbox>>,
 }
@@ -86,7 +98,7 @@ impl Rings {
             send_done: AtomicU32::new(0),
             posting_order: PostingOrder::default(),
             inbox_count: AtomicU32::new(0),
-            receive: Mutex::new(ReceiveSide { ring: receive, credits: None, keys: Cache::default() }),
+            receive: Mutex::new(ReceiveSide { ring: receive, credits: None, keys: Cache::default(), ring_messages: 0 }),
             receive_done: AtomicU32::new(0),
             srq: parameters.srq,
             send_inbox: parameters.send_inbox,
@@ -110,9 +122,10 @@ impl Rings {
         if completion.flags.contains(CompletionFlags::SEND_QUEUE) {
             let next = self.posting_order.of_ring(completion.ring_position).wrapping_add(1);
             self.send_done.store(next, Ordering::Release);
-        } else if let Some(srq) = &self.srq {
-            srq.add_one();
         } else {
+            if let Some(srq) = &self.srq {
+                srq.completed().add_one();
+            }
             self.receive_done.store(next, Ordering::Release);
         }
     }
@@ -123,7 +136,7 @@ impl Rings {
         if let Some(srq) = &self.srq
             && !completion.flags.contains(CompletionFlags::SEND_QUEUE)
         {
-            srq.add_one();
+            srq.completed().add_one();
         }
     }
 
@@ -176,12 +189,20 @@ impl Rings {
         self.handle
     }
 
-    /// The sender learns of the RECVs that are posted, from now on of each. → the RECV that is
-    /// next.
-    pub fn begin_credits(&self, session: &Session, credits: CreditWriter) -> u32 {
+    pub fn srq(&self) -> Option<&Arc<SharedReceives>> {
+        self.srq.as_ref()
+    }
+
+    /// The RECV that is next, by whichever way; or the message that takes one.
+    pub fn next_receive(&self) -> u32 {
         let next = lock(&self.incoming).as_ref().map(Incoming::next);
+        next.unwrap_or_else(|| self.receive_done.load(Ordering::Acquire))
+    }
+
+    /// The sender learns of the RECVs that are posted from this position on, and from now on of
+    /// each.
+    pub fn begin_credits(&self, session: &Session, first: u32, credits: CreditWriter) {
         let mut side = lock(&self.receive);
-        let first = next.unwrap_or_else(|| self.receive_done.load(Ordering::Acquire));
         let mut position = first;
         while position != side.ring.position() {
             let mut sges = [Sge::default(); SGES_MAX + 1];
@@ -191,21 +212,12 @@ impl Rings {
             position = position.wrapping_add(1);
         }
         side.credits = Some(credits);
-        first
     }
 
     /// How many bytes a RECV takes by a direct ring; `None`: the router must deliver to it.
     #[inline]
     pub fn room(&self, session: &Session, keys: &mut Cache, sges: &[Sge]) -> Option<u32> {
-        if sges.len() > SGES_MAX {
-            return None;
-        }
-        let mut room = 0_u32;
-        for sge in sges.iter().filter(|sge| sge.length > 0) {
-            session.regions.resolve(keys, sge, self.pd, Access::LOCAL_WRITE)?;
-            room = room.checked_add(sge.length)?;
-        }
-        Some(room)
+        if sges.len() > SGES_MAX { None } else { session.regions.room(keys, sges, self.pd) }
     }
 
     /// The oldest unfinished send request: position and work request id.
@@ -232,7 +244,7 @@ impl Rings {
         drop(send);
         let mut receive = lock(&self.receive);
         receive.ring.reset();
-        receive.credits = None;
+        (receive.credits, receive.ring_messages) = (None, 0);
         self.receive_done.store(0, Ordering::Release);
     }
 }

@@ -1,19 +1,16 @@
 //! Shared receive queues: basic ones, and those for XRC, which have a CQ of their own.
-//!
-//! The router copies a request out of its slot when it takes it, so the slots only bound what is
-//! *not taken*, and the count of outstanding requests bounds that: requests may complete in any
-//! order, through any CQ.
 use crate::completion_queue::CompletionQueue;
 use crate::lock;
-use crate::registry::{CompletedCount, Entry, Tag};
+use crate::registry::{Entry, Tag};
 use crate::session::Session;
+use crate::shared_receives::{Posts, SharedReceives};
 use freeflow_protocol::library::{Handle, Reply, Request, XrcQueue};
 use freeflow_shm::layout::QueueShape;
 use freeflow_shm::{RequestProducer, Segment};
 use freeflow_verbs::{Sge, SrqAttributes, VerbsError};
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 
 /// A shared receive queue.
 pub struct SharedReceiveQueue {
@@ -25,20 +22,13 @@ pub struct SharedReceiveQueue {
     number: u32,
     /// XRC: where its RECVs complete.
     cq: Option<Arc<CompletionQueue>>,
-    requests: Mutex<Requests>,
-    completed: Arc<CompletedCount>,
+    receives: Arc<SharedReceives>,
 }
 
 impl fmt::Debug for SharedReceiveQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SharedReceiveQueue").field("cookie", &self.cookie).finish_non_exhaustive()
     }
-}
-
-struct Requests {
-    ring: RequestProducer,
-    /// Free-running count of requests posted.
-    posted: u32,
 }
 
 impl SharedReceiveQueue {
@@ -61,13 +51,12 @@ impl SharedReceiveQueue {
                 return Err(error);
             }
         };
-        let completed = Arc::<CompletedCount>::default();
+        let receives = SharedReceives::new(session, pd, cookie, attributes.max_wr, ring);
         let cq = xrc.map(|(_, cq)| cq.clone());
         if let Some(cq) = &cq {
-            cq.attach_srq(cookie, &completed);
+            cq.attach_srq(cookie, receives.completed());
         }
-        let requests = Mutex::new(Requests { ring, posted: 0 });
-        Ok(Self { session: session.clone(), handle, cookie, attributes, number, cq, requests, completed })
+        Ok(Self { session: session.clone(), handle, cookie, attributes, number, cq, receives })
     }
 
     /// Refused with Busy while a QP uses it. An XRC one takes its completions along.
@@ -111,53 +100,35 @@ impl SharedReceiveQueue {
 
     /// Arms the limit event.
     pub fn set_limit(&self, limit: u32) -> Result<(), VerbsError> {
-        self.session.command(&Request::ModifySrq { srq: self.handle, limit })
+        self.session.command(&Request::ModifySrq { srq: self.handle, limit })?;
+        self.receives.note_limit(limit);
+        Ok(())
     }
 
-    pub(crate) fn completed(&self) -> &Arc<CompletedCount> {
-        &self.completed
+    pub(crate) fn receives(&self) -> &Arc<SharedReceives> {
+        &self.receives
     }
 
     /// Takes the queue's lock for a list of posts.
     pub fn begin(&self) -> Result<SrqBatch<'_>, VerbsError> {
-        let requests = lock(&self.requests);
-        self.session.live()?;
-        Ok(SrqBatch { queue: self, requests, posted: false })
+        Ok(SrqBatch { sge_count_max: self.attributes.max_sge as usize, posts: self.receives.begin()? })
     }
 }
 
 /// Posts to an SRQ; dropping it rings the doorbell once.
 pub struct SrqBatch<'a> {
-    queue: &'a SharedReceiveQueue,
-    requests: MutexGuard<'a, Requests>,
-    posted: bool,
+    sge_count_max: usize,
+    posts: Posts<'a>,
 }
 
 impl SrqBatch<'_> {
     /// # Errors
     /// InvalidArgument: too many SGEs. NoMemory: the queue is full.
     pub fn push(&mut self, wr_id: u64, sges: &[Sge]) -> Result<(), VerbsError> {
-        let attributes = &self.queue.attributes;
-        if sges.len() > attributes.max_sge as usize {
+        if sges.len() > self.sge_count_max {
             return Err(VerbsError::InvalidArgument);
         }
-        // Acquire: pairs with `add_one`.
-        let completed = self.queue.completed.get();
-        if self.requests.posted.wrapping_sub(completed) >= attributes.max_wr {
-            return Err(VerbsError::NoMemory);
-        }
-        self.requests.ring.publish_receive(wr_id, sges);
-        self.requests.posted = self.requests.posted.wrapping_add(1);
-        self.posted = true;
-        Ok(())
-    }
-}
-
-impl Drop for SrqBatch<'_> {
-    fn drop(&mut self) {
-        if self.posted && self.requests.ring.must_ring_receive() {
-            self.queue.session.ring(self.queue.cookie);
-        }
+        self.posts.push(wr_id, sges)
     }
 }
 
@@ -169,7 +140,7 @@ fn open_ring(
     let (Reply::Srq { srq, number, attributes, segment_bytes }, [memory]) = (reply, descriptors) else {
         return Err(session.nonsense());
     };
-    let shape = QueueShape::shared_receive(attributes.max_wr, attributes.max_sge);
+    let shape = QueueShape::receive(attributes.max_wr, attributes.max_sge);
     if segment_bytes < shape.bytes() as u64 {
         return Err(session.nonsense());
     }

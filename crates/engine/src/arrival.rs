@@ -34,6 +34,8 @@ pub(crate) enum Rejection {
     Busy,
     /// RNR NAK: no RECV is posted.
     NotReady { queue: ReceiveQueueId, delay: Duration },
+    /// RC: older messages have their turn first.
+    Postponed,
     /// NAK; the responder is in ERROR.
     Nak(Nak),
     /// UC, UD: no RECV is posted, but the receiver is at work: one may come.

@@ -4,7 +4,7 @@
 use crate::bytes::Input;
 use freeflow_shm::layout::{QueueShape, cq_bytes, direct_ring};
 use freeflow_shm::{
-    CompletionConsumer, CompletionProducer, Credit, DIRECT_RING_MESSAGE_BYTES_MAX, DirectRingReceiver,
+    CompletionConsumer, CompletionProducer, Credit, CreditList, DIRECT_RING_MESSAGE_BYTES_MAX, DirectRingReceiver,
     DirectRingSender, RequestConsumer, RequestProducer, Segment, SendDescriptor, SessionSegment, Take,
 };
 use freeflow_verbs::{Completion, QpType, ReceiveRequest, SendFlags, SendOpcode, SendRequest, Sge};
@@ -91,8 +91,8 @@ impl<'a> Rings<'a> {
             library_receive: RequestProducer::new(segments.queues.clone(), send.bytes(), receive),
             completions: CompletionProducer::new(segments.completions.clone(), CQE_COUNT, 0),
             library_completions: CompletionConsumer::new(segments.completions.clone(), CQE_COUNT),
-            receiver: DirectRingReceiver::new(segments.direct_ring.clone(), CREDIT_COUNT).0,
-            sender: DirectRingSender::new(segments.direct_ring.clone(), CREDIT_COUNT),
+            receiver: DirectRingReceiver::new(segments.direct_ring.clone(), CreditList::Each(CREDIT_COUNT)).0,
+            sender: DirectRingSender::new(segments.direct_ring.clone(), CreditList::Each(CREDIT_COUNT)),
         }
     }
 

@@ -265,7 +265,8 @@ pub enum Reply {
     Qp { qp: Handle, qpn: u32, capabilities: QpCapabilities, segment_bytes: u64 },
     /// State of the QP now.
     QpModified { state: QpState },
-    /// `credit_count`: slots of the receiver's receive queue. `direct_rings_closed`: as the
+    /// `credit_count`: slots of the receiver's receive queue; 0: it uses an SRQ, and promises RECVs
+    /// of that instead. `direct_rings_closed`: as the
     /// sender's send queue says; another number there says that the ring is closed. `takes_writes`:
     /// while it is open, WRITEs without bytes are allowed, too.
     Direct { segment_bytes: u64, credit_count: u32, direct_rings_closed: u32, takes_writes: bool },

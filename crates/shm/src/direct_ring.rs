@@ -52,6 +52,31 @@ pub enum Credit {
     Bytes(u32),
 }
 
+/// How the receiver of a direct ring lists its RECVs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CreditList {
+    /// Each of its own receive queue, which has so many slots, a power of two.
+    Each(u32),
+    /// They are an SRQ's: how many messages are promised one.
+    Promised,
+}
+
+impl CreditList {
+    /// Words.
+    pub fn count(self) -> u32 {
+        match self {
+            Self::Each(count) => count,
+            Self::Promised => 1,
+        }
+    }
+
+    /// Panics if the list is not one that the segment holds.
+    fn check(self, segment: &Segment) {
+        let count = self.count();
+        assert!(count.is_power_of_two() && direct_ring::bytes(count) <= segment.bytes());
+    }
+}
+
 /// Free-running counts of descriptors and units of data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct RingPosition {
@@ -82,17 +107,17 @@ fn descriptor_at(position: u32) -> usize {
 /// The sender's end.
 pub struct DirectRingSender {
     segment: Arc<Segment>,
-    credit_count: u32,
+    credits: CreditList,
     next: RingPosition,
     /// As the receiver said when it was last looked at.
     freed: RingPosition,
 }
 
 impl DirectRingSender {
-    /// Over a segment of [`direct_ring::bytes`]`(credit_count)`. Panics if it is shorter.
-    pub fn new(segment: Arc<Segment>, credit_count: u32) -> Self {
-        assert!(credit_count.is_power_of_two() && direct_ring::bytes(credit_count) <= segment.bytes());
-        Self { segment, credit_count, next: RingPosition::default(), freed: RingPosition::default() }
+    /// Over a segment of [`direct_ring::bytes`] of so many credits. Panics if it is shorter.
+    pub fn new(segment: Arc<Segment>, credits: CreditList) -> Self {
+        credits.check(&segment);
+        Self { segment, credits, next: RingPosition::default(), freed: RingPosition::default() }
     }
 
     /// The receiver takes messages.
@@ -105,14 +130,23 @@ impl DirectRingSender {
     /// The receiver's credit for its RECV of that number.
     #[inline]
     pub fn credit(&self, msn: u32) -> Credit {
+        let CreditList::Each(count) = self.credits else { return self.promised() };
         // Acquire; partner: the Release store in `CreditWriter::publish`: what used the RECV's
         // memory before has ended.
-        let word = self.segment.u64(credit_at(msn, self.credit_count)).load(Ordering::Acquire);
+        let word = self.segment.u64(credit_at(msn, count)).load(Ordering::Acquire);
         match word as u32 {
             _ if (word >> 32) as u32 != msn.wrapping_add(1) => Credit::Missing,
             CREDIT_ROUTED => Credit::Routed,
             bytes => Credit::Bytes(bytes),
         }
+    }
+
+    /// The receiver's promise to the next message of the ring.
+    fn promised(&self) -> Credit {
+        // Acquire; partner: the Release store in `DirectRingReceiver::promise`.
+        let word = self.segment.u64(direct_ring::CREDITS).load(Ordering::Acquire);
+        let left = ((word >> 32) as u32).wrapping_sub(self.next.descriptor).cast_signed();
+        if left > 0 { Credit::Bytes(word as u32) } else { Credit::Missing }
     }
 
     /// Whether a message of this length finds room now.
@@ -222,11 +256,11 @@ pub struct DirectRingReceiver {
 }
 
 impl DirectRingReceiver {
-    /// Over a segment of [`direct_ring::bytes`]`(credit_count)`. Panics if it is shorter. It is not
-    /// open yet, and to be notified.
-    pub fn new(segment: Arc<Segment>, credit_count: u32) -> (Self, CreditWriter) {
-        assert!(credit_count.is_power_of_two() && direct_ring::bytes(credit_count) <= segment.bytes());
-        let credits = CreditWriter { segment: segment.clone(), credit_count };
+    /// Over a segment of [`direct_ring::bytes`] of so many credits. Panics if it is shorter. It is
+    /// not open yet, and to be notified.
+    pub fn new(segment: Arc<Segment>, credits: CreditList) -> (Self, CreditWriter) {
+        credits.check(&segment);
+        let credits = CreditWriter { segment: segment.clone(), credit_count: credits.count() };
         let receiver = Self { segment, next: RingPosition::default(), wants_notification: false, has_left: false };
         receiver.segment.u32(direct_ring::WANTS_NOTIFICATION).store(1, Ordering::Relaxed);
         (Self { wants_notification: true, ..receiver }, credits)
@@ -280,6 +314,22 @@ impl DirectRingReceiver {
     #[inline]
     pub fn take(&mut self, message: &Staged) {
         (_, self.next) = self.next.advance(message.length);
+    }
+
+    /// How many messages were taken, free-running.
+    #[inline]
+    pub fn taken(&self) -> u32 {
+        self.next.descriptor
+    }
+
+    /// Promises a RECV that takes so many bytes to each of the messages before this one
+    /// ([`CreditList::Promised`]).
+    #[inline]
+    pub fn promise(&self, until: u32, bytes: u32) {
+        let word = u64::from(bytes) | u64::from(until) << 32;
+        // Release; partner: the Acquire load in `DirectRingSender::promised`: what used the RECVs'
+        // memory before has ended.
+        self.segment.u64(direct_ring::CREDITS).store(word, Ordering::Release);
     }
 
     /// Gives the sender back what was taken.

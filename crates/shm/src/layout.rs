@@ -8,7 +8,7 @@
 //! ```text
 //! session segment   SessionHeader | doorbell words
 //! QP segment        SQ: QueueHeader | slots | extensions     RQ: QueueHeader | slots | extensions | owners
-//! SRQ segment       QueueHeader | slots | extensions
+//! SRQ segment       QueueHeader | slots | extensions | owners
 //! CQ segment        CqHeader | entries
 //! direct ring       header | descriptors | data | credits     (sender, receiver and router; see [`direct_ring`])
 //! ```
@@ -35,7 +35,8 @@
 //! are named by their positions, which are message sequence numbers: the n-th message of a
 //! connection that needs a RECV takes the n-th one. `MSN` says how many the sender has used up when
 //! it hands its next request to the router; a word for each slot settles who has its RECV (see
-//! [`crate::claims`]).
+//! [`crate::claims`]). Those of an SRQ are taken in order, too, by whichever QP has a message; the
+//! message sequence numbers of a QP that uses it are the positions of its own, empty receive queue.
 //!
 //! **Generations.** `GRANTS_REVOKED` of a send queue grows whenever memory granted to it is taken
 //! back. Who copied looks at it afterwards, and leaves the request to the router if it has changed.
@@ -47,7 +48,7 @@
 //! by to its counters, and believes them in nothing else.
 
 /// Changes with every incompatible change in this file.
-pub const LAYOUT_VERSION: u32 = 1;
+pub const LAYOUT_VERSION: u32 = 2;
 
 /// Bytes of a request slot and of a completion entry.
 pub const SLOT_BYTES: usize = 64;
@@ -133,7 +134,8 @@ pub mod queue {
     /// of QPs with an outgoing direct ring or grants.
     pub const DONE: usize = 68;
     /// u32, library: RECVs before this position were taken, by itself or by the router. Receive
-    /// queues with an incoming direct ring.
+    /// queues with an incoming direct ring, and the SRQs of such. The empty receive queue of a QP
+    /// that uses an SRQ: how many messages were taken out of direct rings since the last reset.
     pub const CLAIMED: usize = 128;
     /// u32, library: RECVs of the peer that are used up before the next request that the router
     /// takes. Send queues.
@@ -143,6 +145,9 @@ pub mod queue {
     pub const NOTIFIED: usize = 136;
     /// u32, library: the same for the last solicited one: the value of NOTIFIED then.
     pub const NOTIFIED_SOLICITED: usize = 140;
+
+    /// u32, library: messages put into direct rings since the last reset. Send queues.
+    pub const RING_MESSAGES: usize = 144;
     /// u64 each, library: what was carried out past the router since the queue was made, also over
     /// resets. Send queues. SENDs and WRITEs, their payload and the packets that a wire would need
     /// for it; READs, and the same of what they brought.
@@ -260,7 +265,9 @@ pub mod direct_ring {
     pub const UNIT_COUNT: u32 = 4096;
     /// u64 each, receiver: bytes that the RECV of a position takes (low half;
     /// [`super::CREDIT_ROUTED`]: leave it to the router) and the position plus one (high half), at
-    /// position modulo the count.
+    /// position modulo the count. If the receiver uses an SRQ, there is one word: how many
+    /// messages of the ring, free-running, are promised a RECV (high half), and the bytes that each
+    /// of these takes (low half).
     pub const CREDITS: usize = DATA + UNIT_BYTES * UNIT_COUNT as usize;
 
     /// Bytes of the segment of a direct ring whose receiver has so many slots in its receive queue.
@@ -302,7 +309,7 @@ pub struct QueueShape {
     pub slot_count: u32,
     /// Bytes of one extension, a multiple of 64; may be 0.
     pub extension_bytes: u32,
-    /// There is a word for each slot that says who takes it: receive queues of QPs.
+    /// There is a word for each slot that says who takes it: receive queues.
     pub has_owners: bool,
 }
 
@@ -313,14 +320,10 @@ impl QueueShape {
         Self::new(max_wr, sges.max(max_inline as usize))
     }
 
-    /// A QP's own receive queue.
+    /// A receive queue, of a QP or shared.
     pub fn receive(max_wr: u32, max_sge: u32) -> Self {
-        Self { has_owners: true, ..Self::shared_receive(max_wr, max_sge) }
-    }
-
-    /// A shared receive queue.
-    pub fn shared_receive(max_wr: u32, max_sge: u32) -> Self {
-        Self::new(max_wr, (max_sge as usize).saturating_sub(slot::RECEIVE_SGES) * SGE_BYTES)
+        let extension = (max_sge as usize).saturating_sub(slot::RECEIVE_SGES) * SGE_BYTES;
+        Self { has_owners: true, ..Self::new(max_wr, extension) }
     }
 
     fn new(max_wr: u32, extension: usize) -> Self {

@@ -88,7 +88,7 @@ pub use capabilities::{limit_capabilities, limit_programs};
 pub use completion_ring::{CompletionConsumer, CompletionProducer};
 #[cfg(not(loom))]
 pub use direct_ring::{
-    Credit, CreditWriter, DIRECT_RING_MESSAGE_BYTES_MAX, DirectRingReceiver, DirectRingSender, Staged,
+    Credit, CreditList, CreditWriter, DIRECT_RING_MESSAGE_BYTES_MAX, DirectRingReceiver, DirectRingSender, Staged,
 };
 #[cfg(not(loom))]
 pub use fd::Doorbell;

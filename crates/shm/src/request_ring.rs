@@ -8,11 +8,11 @@
 //! [`ReceiveRequest`] and of the granted capabilities, whatever the slot holds.
 use crate::claims::{Taker, claim};
 use crate::handshake::{announce, announced};
-use crate::layout::{QueueShape, SGE_BYTES, queue, slot};
+use crate::layout::{QueueShape, SGE_BYTES, direct_ring, queue, slot};
 use crate::revocation::revoke;
 use crate::segment::Segment;
 use crate::slot::{HEAD, Line, PublishCursor, Slots, TakeCursor};
-use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 use crate::tally::{self, Tally};
 use crate::view::QueueView;
 use freeflow_verbs::{
@@ -22,6 +22,8 @@ use std::sync::Arc;
 
 const WORD_BYTES: usize = 8;
 const SGE_WORDS: usize = SGE_BYTES / WORD_BYTES;
+/// Messages in the direct rings between two QPs: in an open one, and in some that were closed.
+const RING_BACKLOG_MAX: u32 = 16 * direct_ring::DESCRIPTOR_COUNT;
 /// Bits of `SendFlags` that have a meaning.
 const FLAGS_KNOWN: u8 = SendFlags::FENCE | SendFlags::SIGNALED | SendFlags::SOLICITED | SendFlags::INLINE;
 
@@ -206,6 +208,13 @@ impl RequestProducer {
         self.view.header::<{ queue::MSN }>().store(msn, Ordering::Relaxed);
     }
 
+    /// Says how many messages were put into direct rings since the last reset.
+    #[inline]
+    pub fn set_ring_messages(&mut self, count: u32) {
+        // Relaxed: as for the MSN.
+        self.view.header::<{ queue::RING_MESSAGES }>().store(count, Ordering::Relaxed);
+    }
+
     /// Says that there is a message in the direct ring of which the peer wants to be notified; ring
     /// the doorbell then.
     pub fn notify(&mut self, solicited: bool) {
@@ -257,7 +266,7 @@ impl RequestProducer {
         self.view.header::<{ queue::CLAIMED }>().store(position, Ordering::Release);
     }
 
-    /// The SGEs of a RECV that is still outstanding: how many were put into `into`.
+    /// The SGEs of a RECV whose slot is not in use again: how many were put into `into`.
     #[inline]
     pub fn receive_at(&self, position: u32, into: &mut [Sge]) -> usize {
         let slot = self.view.slots.slot(position);
@@ -285,6 +294,7 @@ impl RequestProducer {
             owner.store(0, Ordering::Relaxed);
         }
         self.view.header::<{ queue::MSN }>().store(0, Ordering::Relaxed);
+        self.view.header::<{ queue::RING_MESSAGES }>().store(0, Ordering::Relaxed);
         self.view.header::<{ queue::CLAIMED }>().store(0, Ordering::Relaxed);
         self.cursor = PublishCursor::default();
     }
@@ -315,6 +325,8 @@ pub struct RequestConsumer {
     /// `NOTIFIED` when last looked at.
     notified: u32,
     max_wr: u32,
+    /// How far ahead of what is known a peer may say that it has come.
+    ahead_max: u32,
     max_sge: u8,
     max_inline: u32,
 }
@@ -337,6 +349,9 @@ impl RequestConsumer {
             is_shared: false,
             notified: 0,
             max_wr: max_wr.min(shape.slot_count),
+            // One without RECVs numbers messages that take those of another queue: any number of them may
+            // have gone past the router.
+            ahead_max: if max_wr == 0 { i32::MAX.cast_unsigned() } else { max_wr.min(shape.slot_count) },
             max_sge: max_sge.min(SGE_COUNT_MAX as u32) as u8,
             max_inline: max_inline.min(inline_limit),
         }
@@ -427,12 +442,16 @@ impl RequestConsumer {
     /// Takes the next receive request. SGEs beyond its count are left as they were in `into`.
     #[inline]
     pub fn take_receive(&mut self, into: &mut ReceiveRequest) -> Take {
-        let taken = if self.is_shared { self.take_shared() } else { self.cursor.take(&self.view.slots) };
-        let Some((position, line)) = taken else {
-            return Take::Empty;
+        let take = if self.is_shared {
+            self.take_shared(into)
+        } else {
+            self.cursor
+                .take(&self.view.slots)
+                .map_or(Take::Empty, |(position, line)| self.read_receive(position, &line, into))
         };
-        let take = self.read_receive(position, &line, into);
-        self.store_taken();
+        if take != Take::Empty {
+            self.store_taken();
+        }
         take
     }
 
@@ -459,15 +478,37 @@ impl RequestConsumer {
     }
 
     /// The next one that the library has not taken for itself.
-    fn take_shared(&mut self) -> Option<(u32, Line)> {
+    fn take_shared(&mut self, into: &mut ReceiveRequest) -> Take {
         self.catch_up();
         for _ in 0..=self.max_wr {
-            let taken = self.cursor.take(&self.view.slots)?;
-            if claim(self.view.owner(taken.0), taken.0, Taker::Router) {
-                return Some(taken);
+            let Some((position, line)) = self.cursor.take(&self.view.slots) else { return Take::Empty };
+            let take = self.read_receive(position, &line, into);
+            // Acquire: it is read before it is claimed. The library may post another one in its
+            // place as soon as it has this one; then the claim fails.
+            fence(Ordering::Acquire);
+            if claim(self.view.owner(position), position, Taker::Router) {
+                return take;
             }
         }
-        None
+        Take::Empty
+    }
+
+    /// Numbers a message that takes a RECV of another queue: one of a QP that uses an SRQ.
+    pub fn count_message(&mut self) -> u32 {
+        let number = self.cursor.position();
+        self.cursor.skip_to(number.wrapping_add(1));
+        number
+    }
+
+    /// How many messages of this queue's direct rings `receiver`, the empty receive queue of a QP
+    /// that uses an SRQ, has not taken, if both sides are to be believed.
+    pub fn ring_backlog(&self, receiver: &Self) -> u32 {
+        // Relaxed: it came with the request, whose publication was acquired.
+        let put = self.view.header::<{ queue::RING_MESSAGES }>().load(Ordering::Relaxed);
+        // Acquire; partner: the Release store in `RequestProducer::set_claimed`.
+        let taken = receiver.view.header::<{ queue::CLAIMED }>().load(Ordering::Acquire);
+        let left = put.wrapping_sub(taken);
+        if left <= RING_BACKLOG_MAX { left } else { 0 }
     }
 
     /// From now on the library takes RECVs too, until the next reset.
@@ -485,10 +526,15 @@ impl RequestConsumer {
         self.cursor.position()
     }
 
+    /// Whether a peer that is known may have come so far.
+    pub fn may_skip_to(&mut self, position: u32) -> bool {
+        position.wrapping_sub(self.catch_up()) <= self.ahead_max
+    }
+
     /// Leaves the requests before `position` to the library. Nothing happens if it is none that may
     /// come next.
     pub fn skip_to(&mut self, position: u32) {
-        if position.wrapping_sub(self.catch_up()) <= self.max_wr {
+        if self.may_skip_to(position) {
             self.cursor.skip_to(position);
         }
     }

@@ -116,7 +116,7 @@ impl QueueView {
     /// The word that says who takes the RECV at `position`. Panics if the queue's shape has none.
     #[inline]
     pub(crate) fn owner(&self, position: u32) -> &AtomicU32 {
-        assert!(self.has_owners, "a shared receive queue has one taker");
+        assert!(self.has_owners, "a send queue has one taker");
         // SAFETY: the masked index is below the slot count, and there are so many words (checked in
         // `new`, and just now); mapped as long as `self` lives; any bytes are a valid AtomicU32.
         unsafe { self.owners.add(self.slots.index(position) as usize).as_ref() }

@@ -257,7 +257,7 @@ impl Queues for World {
         take(self.sends.get_mut(&qp), into)
     }
 
-    fn fetch_receive(&mut self, queue: ReceiveQueueId, into: &mut ReceiveRequest) -> Fetch {
+    fn fetch_receive(&mut self, _qp: QpId, queue: ReceiveQueueId, into: &mut ReceiveRequest) -> Fetch {
         take(self.receives.get_mut(&queue), into)
     }
 

@@ -234,7 +234,7 @@ impl Objects {
     }
 
     fn create_srq(&mut self, attributes: SrqAttributes, cookie: u32) -> (Reply, Vec<OwnedFd>) {
-        let shape = QueueShape::shared_receive(attributes.max_wr, attributes.max_sge);
+        let shape = QueueShape::receive(attributes.max_wr, attributes.max_sge);
         let (segment, memory) = Segment::create("test-srq", shape.bytes()).unwrap();
         let consumer = RequestConsumer::new(Arc::new(segment), 0, shape, attributes.max_wr, attributes.max_sge, 0);
         self.srqs.insert(cookie, consumer);

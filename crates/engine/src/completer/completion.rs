@@ -136,14 +136,14 @@ impl Completer {
         let queue = ReceiveQueueId::Qp(id);
         for _ in 0..FLUSHES_PER_TURN_MAX {
             let receive = &mut self.qp_mut(id).receive;
-            match env.fetch_receive(queue, &mut receive.request) {
+            match env.fetch_receive(id, queue, &mut receive.request) {
                 Fetch::Ready | Fetch::Malformed => {
                     receive.claim = Claim::Held;
                     self.fail_receive(env, now, id, flushed);
                 }
                 // Later posts ring; one that came before is seen by one more look.
                 Fetch::Empty if !receive.wanted => self.set_wanted(env, queue, true),
-                Fetch::Empty => return Progress::Idle,
+                Fetch::Empty | Fetch::Later => return Progress::Idle,
             }
         }
         Progress::More
@@ -159,7 +159,7 @@ impl Completer {
             let send = &mut self.qp_mut(id).send;
             if send.phase == SendPhase::Idle {
                 match env.fetch_send(id, &mut send.request) {
-                    Fetch::Empty => return Progress::Idle,
+                    Fetch::Empty | Fetch::Later => return Progress::Idle,
                     Fetch::Ready | Fetch::Malformed => send.phase = SendPhase::Begin,
                 }
             }

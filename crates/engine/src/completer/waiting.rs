@@ -2,8 +2,8 @@
 use crate::completer::Completer;
 use crate::limits::RNR_GRACE_STEPS;
 use crate::qp::SendPhase;
-use crate::{Environment, QpId, ReceiveQueueId};
-use freeflow_verbs::QpState;
+use crate::{Environment, EventTarget, QpId, ReceiveQueueId, SrqId};
+use freeflow_verbs::{AsyncEventKind, QpState};
 
 impl Completer {
     /// Lets a waiting requester try again.
@@ -77,6 +77,15 @@ impl Completer {
         {
             *wanted_before = wanted;
             env.want_receives(queue, wanted);
+        }
+    }
+
+    /// SRQ_LIMIT_REACHED, once for each arming (IBTA 10.2.9.2).
+    pub(crate) fn check_srq_limit<E: Environment>(&mut self, env: &mut E, id: SrqId) {
+        let Some(srq) = self.srqs.get_mut(id) else { return };
+        if srq.attributes.limit > 0 && env.srq_pending(id) < srq.attributes.limit {
+            srq.attributes.limit = 0;
+            env.raise(AsyncEventKind::SrqLimitReached, EventTarget::Srq(id));
         }
     }
 

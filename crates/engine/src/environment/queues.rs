@@ -7,6 +7,8 @@ use freeflow_verbs::{AsyncEventKind, Completion, ReceiveRequest, SendRequest};
 pub enum Fetch {
     /// Nothing is posted.
     Empty,
+    /// Receives only: one is posted, but messages that came before another way have their turn.
+    Later,
     /// One request was copied out, checked and consumed.
     Ready,
     /// The descriptor made no sense (hostile or broken library). `ring_position` and
@@ -34,8 +36,8 @@ pub trait Queues {
     /// Takes the next posted send of `qp`, if there is one.
     fn fetch_send(&mut self, qp: QpId, into: &mut SendRequest) -> Fetch;
 
-    /// Takes the next posted receive of a QP's own queue or of an SRQ.
-    fn fetch_receive(&mut self, queue: ReceiveQueueId, into: &mut ReceiveRequest) -> Fetch;
+    /// Takes the next posted receive of a QP's own queue or of an SRQ, for a message to `qp`.
+    fn fetch_receive(&mut self, qp: QpId, queue: ReceiveQueueId, into: &mut ReceiveRequest) -> Fetch;
 
     /// Requests now posted to `srq` and not taken (for its limit event).
     fn srq_pending(&mut self, srq: SrqId) -> u32;

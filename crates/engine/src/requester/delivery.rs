@@ -263,9 +263,11 @@ impl Requester {
     fn conclude<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, refused: Rejection) {
         match refused {
             Rejection::Nak(nak) => self.responder.completer.fail_send(env, now, id, nak.fault()),
-            Rejection::Dropped | Rejection::Late | Rejection::Busy | Rejection::NotReady { .. } => {
-                self.responder.completer.succeed_send(env, now, id)
-            }
+            Rejection::Dropped
+            | Rejection::Late
+            | Rejection::Busy
+            | Rejection::Postponed
+            | Rejection::NotReady { .. } => self.responder.completer.succeed_send(env, now, id),
         }
     }
 

@@ -144,7 +144,7 @@ impl Requester {
             return Turn::Stop(Progress::Idle);
         }
         match env.fetch_send(id, &mut qp.send.request) {
-            Fetch::Empty => Turn::Stop(Progress::Idle),
+            Fetch::Empty | Fetch::Later => Turn::Stop(Progress::Idle),
             Fetch::Malformed => {
                 self.vnic_of(id).counters.malformed_descriptors += 1;
                 let fault = Fault::new(CompletionStatus::LocalQpOperationError, Syndrome::MalformedDescriptor);
@@ -298,6 +298,11 @@ impl Requester {
                 Turn::Stop(Progress::Waiting)
             }
             Rejection::NotReady { queue, delay } => self.not_ready(env, now, id, arrival.responder, (queue, delay)),
+            Rejection::Postponed => {
+                self.qp_mut(id).send.phase = SendPhase::Waiting;
+                self.responder.completer.timers.arm(id, TimerKind::RnrGrace, now + RNR_GRACE_STEP);
+                Turn::Stop(Progress::Waiting)
+            }
             Rejection::Nak(nak) => {
                 self.responder.completer.fail_send(env, now, id, nak.fault());
                 Turn::Continue

@@ -113,7 +113,7 @@ impl Requester {
     pub(crate) fn fetch_for_wire<E: Environment>(&mut self, env: &mut E, id: QpId) -> Turn {
         let qp = self.responder.completer.qps.get_mut(id).expect("the requester exists");
         match env.fetch_send(id, &mut qp.send.request) {
-            Fetch::Empty => return Turn::Stop(Progress::Idle),
+            Fetch::Empty | Fetch::Later => return Turn::Stop(Progress::Idle),
             Fetch::Ready => {}
             Fetch::Malformed => {
                 self.responder.completer.sender(id).malformed = true;

@@ -39,7 +39,9 @@ impl Responder {
                 self.let_queue_rest(env, queue);
                 return Admission::NotReady(delay);
             }
-            Err(Rejection::Busy | Rejection::Late | Rejection::Dropped) => return Admission::Busy,
+            Err(Rejection::Busy | Rejection::Postponed | Rejection::Late | Rejection::Dropped) => {
+                return Admission::Busy;
+            }
         }
         let touched = if head.opcode == SendOpcode::RdmaRead { &self.completer.from } else { &self.completer.to };
         spans.extend_from_slice(touched);

@@ -103,7 +103,7 @@ impl Responder {
                 self.ask_for_receives(env, id);
                 self.push_ready(id);
             }
-            Rejection::NotReady { .. } | Rejection::Nak(_) | Rejection::Dropped => {
+            Rejection::NotReady { .. } | Rejection::Postponed | Rejection::Nak(_) | Rejection::Dropped => {
                 self.drops.no_receive += 1;
                 self.count_lost(id);
             }

@@ -215,12 +215,13 @@ impl Responder {
         loop {
             let qp = self.qp_mut(responder);
             let (service, code) = (qp.service, qp.attributes.min_rnr_timer);
-            match env.fetch_receive(queue, &mut qp.receive.request) {
+            match env.fetch_receive(responder, queue, &mut qp.receive.request) {
                 Fetch::Ready => {
                     qp.receive.taken_at = Some(now);
                     self.check_srq_limit(env, responder);
                     return Ok(());
                 }
+                Fetch::Later => return Err(Rejection::Postponed),
                 Fetch::Malformed => {
                     self.vnic_of(responder).counters.malformed_descriptors += 1;
                     let fault = Fault::new(CompletionStatus::LocalQpOperationError, Syndrome::ReceiveMalformed);
@@ -343,11 +344,7 @@ impl Responder {
     /// SRQ_LIMIT_REACHED, once for each arming (IBTA 10.2.9.2).
     fn check_srq_limit<E: Environment>(&mut self, env: &mut E, responder: QpId) {
         let Some(id) = self.qp(responder).srq else { return };
-        let srq = self.completer.srqs.get_mut(id).expect("an SRQ outlives its QPs");
-        if srq.attributes.limit > 0 && env.srq_pending(id) < srq.attributes.limit {
-            srq.attributes.limit = 0;
-            env.raise(AsyncEventKind::SrqLimitReached, EventTarget::Srq(id));
-        }
+        self.completer.check_srq_limit(env, id);
     }
 
     pub(crate) fn receive_queue(&self, id: QpId) -> ReceiveQueueId {

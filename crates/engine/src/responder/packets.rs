@@ -476,7 +476,7 @@ impl Responder {
             Rejection::Nak(nak) => self.last_words(id, psn, nak),
             Rejection::NotReady { queue, .. } => self.not_ready_for(env, id, psn, queue),
             // As if it had been lost on its way; it will come again.
-            Rejection::Busy | Rejection::Late | Rejection::Dropped => return,
+            Rejection::Busy | Rejection::Postponed | Rejection::Late | Rejection::Dropped => return,
         }
         self.answer_now(env, id);
     }

@@ -1,8 +1,9 @@
 //! Which QPs may reach each other past the router: what the engine knows of it. Whether they may,
 //! policy says.
 use crate::arrival::{needs_depth, remote_right};
+use crate::environment::Environment;
 use crate::keys::{Backing, KeyHolder};
-use crate::{CqId, Engine, MrId, QpId, SessionId};
+use crate::{CqId, Engine, MrId, QpId, SessionId, SrqId};
 use core::fmt;
 use freeflow_verbs::{Access, QpState, QpType, SendOpcode};
 
@@ -17,8 +18,6 @@ pub enum NotDirect {
     OtherHost,
     /// There is no such peer, or it is not connected to this QP.
     NoPeer,
-    /// The peer takes its RECVs from a shared queue.
-    SharedReceiveQueue,
 }
 
 impl fmt::Display for NotDirect {
@@ -28,7 +27,6 @@ impl fmt::Display for NotDirect {
             Self::State => "not connected",
             Self::OtherHost => "peer on another host",
             Self::NoPeer => "no peer",
-            Self::SharedReceiveQueue => "peer uses an SRQ",
         })
     }
 }
@@ -139,12 +137,13 @@ impl Engine {
         self.completer().qps.get(id)?.recv_cq
     }
 
-    /// The same for messages that take a RECV.
-    ///
-    /// # Errors
-    /// [`NotDirect`]: why its messages go another way.
-    pub fn direct_receiver(&self, id: QpId) -> Result<QpId, NotDirect> {
-        let peer = self.direct_peer(id)?;
-        if self.qp(peer).srq.is_some() { Err(NotDirect::SharedReceiveQueue) } else { Ok(peer) }
+    /// The SRQ that a QP takes its RECVs from.
+    pub fn srq_of(&self, id: QpId) -> Option<SrqId> {
+        self.completer().qps.get(id)?.srq
+    }
+
+    /// RECVs of an SRQ were taken without the engine.
+    pub fn handle_receives_taken<E: Environment>(&mut self, env: &mut E, srq: SrqId) {
+        self.completer_mut().check_srq_limit(env, srq);
     }
 }

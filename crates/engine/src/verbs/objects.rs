@@ -7,13 +7,12 @@ use crate::limits::{PORT, check_cqe};
 use crate::objects::{AddressHandle, Context, Cq, CqState, GidTable, Session, Srq, Vnic};
 use crate::schedule::Scheduler;
 use crate::{
-    AhId, ContextId, CqId, Engine, Environment, EventTarget, PdId, Refusal, SessionId, SessionObjects, SrqId, Usage,
-    VnicCounters, VnicId, XrcdId, grant_srq_attributes,
+    AhId, ContextId, CqId, Engine, Environment, PdId, Refusal, SessionId, SessionObjects, SrqId, Usage, VnicCounters,
+    VnicId, XrcdId, grant_srq_attributes,
 };
 use alloc::vec::Vec;
 use freeflow_verbs::{
-    AddressHandleAttributes, AsyncEventKind, Gid, GlobalRoute, Instant, NetworkId, SrqAttributes, VerbsError,
-    VnicLimits,
+    AddressHandleAttributes, Gid, GlobalRoute, Instant, NetworkId, SrqAttributes, VerbsError, VnicLimits,
 };
 
 impl Engine {
@@ -280,10 +279,7 @@ impl Engine {
             return Err(VerbsError::InvalidArgument);
         }
         attributes.limit = limit;
-        if limit > 0 && env.srq_pending(srq) < limit {
-            attributes.limit = 0;
-            env.raise(AsyncEventKind::SrqLimitReached, EventTarget::Srq(srq));
-        }
+        self.completer_mut().check_srq_limit(env, srq);
         Ok(())
     }
 

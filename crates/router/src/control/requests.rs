@@ -403,7 +403,7 @@ impl Control {
         };
         objects.check_doorbell(cookie)?;
         let granted = grant_srq_attributes(&attributes)?;
-        let shape = QueueShape::shared_receive(granted.max_wr, granted.max_sge);
+        let shape = QueueShape::receive(granted.max_wr, granted.max_sge);
         let (segment, descriptor, charge) = self.new_ring(key, "freeflow-srq", shape.bytes())?;
         let segment_bytes = segment.bytes() as u64;
         let receive = RequestConsumer::new(segment, 0, shape, granted.max_wr, granted.max_sge, 0);

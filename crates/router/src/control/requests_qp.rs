@@ -135,7 +135,8 @@ impl Control {
             let (wr, sge) = (granted.max_send_wr, granted.max_send_sge);
             RequestConsumer::new(segment.clone(), 0, send_shape, wr, sge, granted.max_inline_data)
         };
-        let receive = receives_itself.then(|| {
+        // Of one that uses an SRQ it has no RECVs, and numbers its messages.
+        let receive = (service != QpType::XrcSend).then(|| {
             let (wr, sge) = (granted.max_recv_wr, granted.max_recv_sge);
             RequestConsumer::new(segment, send_shape.bytes(), receive_shape, wr, sge, 0)
         });

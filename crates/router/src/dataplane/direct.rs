@@ -68,6 +68,8 @@ pub struct Direct {
     pub(crate) msn: u32,
     /// The channel of which it is the receiver.
     pub(crate) from: Option<Incoming>,
+    /// The last sender, also when the direct ring is closed.
+    pub(crate) fed_by: Option<QpId>,
     pub(crate) counted: Counted,
 }
 

@@ -6,10 +6,10 @@ use crate::dataplane::direct::Incoming;
 use crate::dataplane::ports::Ports;
 use crate::dataplane::reasons::done_directly;
 use crate::dataplane::worker::Worker;
-use freeflow_engine::{Fetch, QpId, SessionId};
+use freeflow_engine::{Fetch, QpId, SessionId, SrqId};
 use freeflow_protocol::admin::DataPath;
 use freeflow_shm::RequestConsumer;
-use freeflow_verbs::{NetworkId, QUEUE_WORK_REQUESTS_MAX, VerbsError};
+use freeflow_verbs::{NetworkId, VerbsError};
 use std::os::fd::OwnedFd;
 
 /// Messages of one look that a moderated CQ counts.
@@ -19,11 +19,13 @@ impl Worker {
     /// The QP at the other end.
     pub(crate) fn may_open_direct_ring(&mut self, id: QpId) -> Result<QpId, VerbsError> {
         use freeflow_engine::NotDirect;
-        let to = self.engine.direct_receiver(id).map_err(|reason| match reason {
+        let to = self.engine.direct_peer(id).map_err(|reason| match reason {
             NotDirect::State | NotDirect::NoPeer => VerbsError::Busy,
-            NotDirect::Type | NotDirect::OtherHost | NotDirect::SharedReceiveQueue => VerbsError::NotSupported,
+            NotDirect::Type | NotDirect::OtherHost => VerbsError::NotSupported,
         })?;
-        let next = self.ports.qps.get_mut(to).and_then(|peer| peer.receive.as_mut()).map(RequestConsumer::catch_up);
+        let msn = self.ports.qps.get(id).map_or(0, |qp| qp.send.msn());
+        let receive = self.ports.qps.get_mut(to).and_then(|peer| peer.receive.as_mut());
+        let next = receive.map(|receive| (receive.catch_up(), receive.may_skip_to(msn)));
         let (Some(qp), Some(peer)) = (self.ports.qps.get(id), self.ports.qps.get(to)) else {
             return Err(VerbsError::Busy);
         };
@@ -31,11 +33,9 @@ impl Worker {
             return Err(VerbsError::NotSupported);
         }
         // All that was sent before is done: both count the same RECVs.
-        let next = next.ok_or(VerbsError::NotSupported)?;
-        let msn = qp.send.msn();
+        let (next, may_be_ahead) = next.ok_or(VerbsError::NotSupported)?;
         let is_same_pair = qp.direct.pair == Some((to, peer.direct.incarnation));
-        let ahead = msn.wrapping_sub(next);
-        let agrees = if is_same_pair { ahead <= QUEUE_WORK_REQUESTS_MAX } else { ahead == 0 };
+        let agrees = msn == next || is_same_pair && may_be_ahead;
         if qp.direct.to.is_some() || qp.send.has_next() || !agrees { Err(VerbsError::Busy) } else { Ok(to) }
     }
 
@@ -82,6 +82,15 @@ impl Worker {
         }
     }
 
+    /// RECVs that a direct ring to this QP lists; 0: it uses an SRQ.
+    pub(crate) fn credit_count(&self, to: QpId) -> u32 {
+        if self.engine.srq_of(to).is_some() {
+            return 0;
+        }
+        let receive = self.ports.qps.get(to).and_then(|qp| qp.receive.as_ref());
+        receive.map_or(1, RequestConsumer::slot_count)
+    }
+
     /// Whether messages of a QP go by a direct ring now.
     pub fn uses_direct_ring(&self, id: QpId) -> bool {
         let to = self.ports.qps.get(id).and_then(|qp| qp.direct.to);
@@ -90,20 +99,24 @@ impl Worker {
 }
 
 impl Ports {
-    /// RECVs that a direct ring to this QP lists.
-    pub(crate) fn credit_count(&self, to: QpId) -> u32 {
-        let receive = self.qps.get(to).and_then(|qp| qp.receive.as_ref());
-        receive.map_or(1, RequestConsumer::slot_count)
-    }
-
     /// → how many direct rings of the sender were closed before.
-    pub(crate) fn open_direct_ring(&mut self, id: QpId, to: QpId, descriptor: OwnedFd, charge: Charge) -> u32 {
+    pub(crate) fn open_direct_ring(
+        &mut self,
+        id: QpId,
+        (to, srq): (QpId, Option<SrqId>),
+        descriptor: OwnedFd,
+        charge: Charge,
+    ) -> u32 {
+        if let Some(shared) = srq.and_then(|srq| self.srqs.get_mut(srq)) {
+            shared.receive.share();
+        }
         let mut incarnation = 0;
         if let Some(peer) = self.qps.get_mut(to) {
             incarnation = peer.direct.incarnation;
-            if let Some(receive) = &mut peer.receive {
+            if let Some(receive) = peer.receive.as_mut().filter(|_| srq.is_none()) {
                 receive.share();
             }
+            peer.direct.fed_by = Some(id);
             let descriptor = Some(descriptor);
             peer.direct.from = Some(Incoming { sender: id, descriptor, _charge: charge });
         }

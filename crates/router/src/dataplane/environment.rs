@@ -43,6 +43,40 @@ impl Ports {
             }
         }
     }
+
+    /// A RECV of an SRQ, for a message that the router delivers to `qp`.
+    ///
+    /// Older messages may stand in the QP's direct ring: they were acknowledged, and take RECVs when
+    /// they are polled; only then is the completion of this one handed on. So as many RECVs are left
+    /// to them. And while few are posted, they are waited for: what is kept back until then must not
+    /// be what the program would post next.
+    fn fetch_shared(&mut self, qp: QpId, srq: SrqId, into: &mut ReceiveRequest) -> Fetch {
+        let older = self.ring_backlog(qp);
+        let Some(srq) = self.srqs.get_mut(srq) else { return Fetch::Empty };
+        if older > 0 {
+            srq.receive.catch_up();
+            let posted = srq.receive.pending();
+            if posted <= older {
+                return Fetch::Empty;
+            } else if posted <= srq.receive.slot_count() / 2 {
+                return Fetch::Later;
+            }
+        }
+        let taken = fetched(srq.receive.take_receive(into));
+        if taken != Fetch::Empty
+            && let Some(messages) = self.qps.get_mut(qp).and_then(|qp| qp.receive.as_mut())
+        {
+            into.ring_position = messages.count_message();
+        }
+        taken
+    }
+
+    /// Messages in the direct rings to a QP that uses an SRQ, as its peer says and it says itself.
+    fn ring_backlog(&self, qp: QpId) -> u32 {
+        let Some(qp) = self.qps.get(qp) else { return 0 };
+        let sender = qp.direct.fed_by.and_then(|sender| self.qps.get(sender));
+        sender.zip(qp.receive.as_ref()).map_or(0, |(sender, receive)| sender.send.ring_backlog(receive))
+    }
 }
 
 impl Queues for Ports {
@@ -57,7 +91,10 @@ impl Queues for Ports {
     }
 
     #[inline]
-    fn fetch_receive(&mut self, queue: ReceiveQueueId, into: &mut ReceiveRequest) -> Fetch {
+    fn fetch_receive(&mut self, qp: QpId, queue: ReceiveQueueId, into: &mut ReceiveRequest) -> Fetch {
+        if let ReceiveQueueId::Srq(srq) = queue {
+            return self.fetch_shared(qp, srq, into);
+        }
         match self.receive_queue(queue) {
             Some((ring, _)) => fetched(ring.take_receive(into)),
             None => Fetch::Empty,
@@ -65,7 +102,9 @@ impl Queues for Ports {
     }
 
     fn srq_pending(&mut self, srq: SrqId) -> u32 {
-        self.srqs.get(srq).map_or(0, |srq| srq.receive.pending())
+        let Some(srq) = self.srqs.get_mut(srq) else { return 0 };
+        srq.receive.catch_up();
+        srq.receive.pending()
     }
 
     fn want_receives(&mut self, queue: ReceiveQueueId, wanted: bool) {

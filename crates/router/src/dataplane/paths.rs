@@ -76,7 +76,7 @@ impl Worker {
     }
 
     fn why_no_direct_ring(&self, id: QpId, bytes: u64) -> Option<Reason> {
-        if let Err(reason) = self.engine.direct_receiver(id) {
+        if let Err(reason) = self.engine.direct_peer(id) {
             return Some(Reason::of(reason, QpState::ReadyToSend));
         }
         if bytes > u64::from(DIRECT_RING_MESSAGE_BYTES_MAX) {

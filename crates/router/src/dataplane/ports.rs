@@ -136,7 +136,8 @@ pub struct Qp {
     pub cookie: u32,
     pub service: QpType,
     pub send: RequestConsumer,
-    /// Absent if it uses an SRQ, or only sends.
+    /// Absent if it only sends. If it uses an SRQ, no RECVs are in it, and its positions number the
+    /// messages that take one of the SRQ's.
     pub receive: Option<RequestConsumer>,
     pub receives_wanted: bool,
     pub attention: Attention,

@@ -17,7 +17,6 @@ pub(crate) enum Reason {
     Failed,
     OtherHost,
     NoPeer,
-    SharedReceiveQueue,
     /// Its network's policy says so.
     Policy,
     /// A limit of rate applies to its vNIC, or to its peer's.
@@ -51,7 +50,6 @@ impl Reason {
             Self::Failed => "in error",
             Self::OtherHost => "peer on another host",
             Self::NoPeer => "no peer",
-            Self::SharedReceiveQueue => "peer uses an SRQ",
             Self::Policy => "policy",
             Self::Metered => "limited by a QoS class",
             Self::NotAsked => "not asked yet",
@@ -77,7 +75,6 @@ impl Reason {
             NotDirect::Type => Self::Type,
             NotDirect::OtherHost => Self::OtherHost,
             NotDirect::NoPeer => Self::NoPeer,
-            NotDirect::SharedReceiveQueue => Self::SharedReceiveQueue,
             NotDirect::State => match state {
                 QpState::Reset | QpState::Init | QpState::ReadyToSend => Self::NotConnected,
                 QpState::ReadyToReceive => Self::OnlyReceives,

@@ -215,10 +215,13 @@ impl Worker {
                     self.activate(id);
                 }
             }
-            Some(DoorbellTarget::Srq(id)) if self.ports.srqs.get(id).is_some_and(|srq| srq.receives_wanted) => {
-                self.engine.handle_receive_posted(&mut self.ports, now, ReceiveQueueId::Srq(id));
+            Some(DoorbellTarget::Srq(id)) => {
+                if self.ports.srqs.get(id).is_some_and(|srq| srq.receives_wanted) {
+                    self.engine.handle_receive_posted(&mut self.ports, now, ReceiveQueueId::Srq(id));
+                }
+                self.engine.handle_receives_taken(&mut self.ports, id);
             }
-            Some(DoorbellTarget::Srq(_)) | None => {}
+            None => {}
         }
     }
 

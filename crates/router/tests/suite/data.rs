@@ -4,8 +4,8 @@ use crate::common::*;
 use freeflow_protocol::library::{Reply, Request};
 use freeflow_shm::SendDescriptor;
 use freeflow_verbs::{
-    CompletionFlags, CompletionOpcode, CompletionStatus, QpAttributeMask, QpAttributes, QpState, QpType, SendFlags,
-    SendOpcode, SrqAttributes, VerbsError,
+    Completion, CompletionFlags, CompletionOpcode, CompletionStatus, QpAttributeMask, QpAttributes, QpState, QpType,
+    SendFlags, SendOpcode, SrqAttributes, VerbsError,
 };
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -262,7 +262,7 @@ fn a_shared_receive_queue_serves_and_warns() {
     let (reply, fds) = b.ask_fds(&Request::CreateSrq { pd: b.pd, attributes: asked, cookie, xrc: None });
     let Reply::Srq { srq, number: 0, attributes, segment_bytes } = reply else { panic!("{reply:?}") };
     let segment = freeflow_shm::Segment::map(std::os::fd::AsFd::as_fd(&fds[0]), segment_bytes as usize).unwrap();
-    let shape = freeflow_shm::layout::QueueShape::shared_receive(attributes.max_wr, attributes.max_sge);
+    let shape = freeflow_shm::layout::QueueShape::receive(attributes.max_wr, attributes.max_sge);
     let mut ring = freeflow_shm::RequestProducer::new(segment.into(), 0, shape);
     let mut a_qp = a.create_qp(QpType::Rc, &a_cq);
     let b_qp = b.create_qp_with(QpType::Rc, &b_cq, Some(srq), CAPABILITIES);
@@ -281,6 +281,57 @@ fn a_shared_receive_queue_serves_and_warns() {
     // IBV_EVENT_SRQ_LIMIT_REACHED.
     assert_eq!(read_event(&b.async_events), Some((15, cookie)));
     assert_eq!(b.refused(&Request::DestroySrq { srq }), VerbsError::Busy);
+}
+
+#[test]
+fn what_stands_in_a_channel_to_who_uses_an_srq_goes_before() {
+    let host = Host::new();
+    let (mut a, mut b) = (host.client("a"), host.client("b"));
+    let (mut cq_a, mut cq_b) = (a.create_cq(16, None), b.create_cq(16, None));
+    let (asked, cookie) = (SrqAttributes { max_wr: 8, max_sge: 1, limit: 0 }, b.next_cookie());
+    let (reply, descriptors) = b.ask_fds(&Request::CreateSrq { pd: b.pd, attributes: asked, cookie, xrc: None });
+    let Reply::Srq { srq, attributes, segment_bytes, .. } = reply else { panic!("{reply:?}") };
+    let segment =
+        freeflow_shm::Segment::map(std::os::fd::AsFd::as_fd(&descriptors[0]), segment_bytes as usize).unwrap();
+    let shape = freeflow_shm::layout::QueueShape::receive(attributes.max_wr, attributes.max_sge);
+    let mut ring = freeflow_shm::RequestProducer::new(segment.into(), 0, shape);
+    let mut one = a.create_qp(QpType::Rc, &cq_a);
+    let other = b.create_qp_with(QpType::Rc, &cq_b, Some(srq), CAPABILITIES);
+    a.connect_rc(&one, b.gid(), other.qpn, 14);
+    b.connect_rc(&other, a.gid(), one.qpn, 14);
+    for (client, request) in
+        [(&mut a, Request::OpenDirectRing { qp: one.handle }), (&mut b, Request::AcceptDirectRing { qp: other.handle })]
+    {
+        let (reply, descriptors) = client.ask_fds(&request);
+        assert!(matches!(reply, Reply::Direct { credit_count: 0, .. }) && descriptors.len() == 1, "{reply:?}");
+    }
+    let (from, to) = (a.memory(8, true), b.memory(8, true));
+    let is_quiet = |cq: &mut Cq| {
+        std::thread::sleep(Duration::from_millis(20));
+        !cq.ring.poll(&mut Completion::default())
+    };
+    let mut post = |b: &Client, count: u64| {
+        (0..count).for_each(|wr_id| _ = ring.publish_receive(wr_id, &[to.sge(0, 64)]));
+        if ring.must_ring_receive() && b.session.ring(cookie) {
+            b.kick.kick();
+        }
+    };
+    // Two messages stand in the ring: first as many RECVs are posted, then more, but few.
+    post(&b, 2);
+    one.send.set_msn(2);
+    one.send.set_ring_messages(2);
+    a.post_send(&mut one, &request(SendOpcode::Send, &[from.sge(0, 64)]));
+    assert!(is_quiet(&mut cq_b), "the RECVs are of those in the ring");
+    post(&b, 2);
+    assert!(is_quiet(&mut cq_b), "few are posted");
+    other.receive.set_claimed(1);
+    post(&b, 1);
+    let received = cq_b.wait();
+    assert_eq!((received.status, received.ring_position), (CompletionStatus::Success, 2), "enough are");
+    assert_eq!(cq_a.wait().status, CompletionStatus::Success);
+    other.receive.set_claimed(2);
+    a.post_send(&mut one, &request(SendOpcode::Send, &[from.sge(0, 64)]));
+    assert_eq!(cq_b.wait().ring_position, 3, "nothing stands there any more");
 }
 
 #[test]

@@ -75,7 +75,7 @@ fn create_srq(client: &mut Client, xrcd: Handle, cq: &Cq) -> XrcSrq {
     let (reply, fds) = client.ask_fds(&Request::CreateSrq { pd: client.pd, attributes, cookie, xrc });
     let Reply::Srq { srq, number, attributes, segment_bytes } = reply else { panic!("{reply:?}") };
     let segment = Segment::map(fds[0].as_fd(), segment_bytes as usize).unwrap();
-    let shape = QueueShape::shared_receive(attributes.max_wr, attributes.max_sge);
+    let shape = QueueShape::receive(attributes.max_wr, attributes.max_sge);
     XrcSrq { handle: srq, number, cookie, ring: RequestProducer::new(segment.into(), 0, shape) }
 }
 

@@ -3,12 +3,16 @@ use crate::segment::foreign_memory;
 use std::os::fd::AsFd;
 
 fn ends(credit_count: u32) -> (DirectRingSender, DirectRingReceiver, CreditWriter, Arc<Segment>) {
-    let bytes = direct_ring::bytes(credit_count);
+    ends_with(CreditList::Each(credit_count))
+}
+
+fn ends_with(list: CreditList) -> (DirectRingSender, DirectRingReceiver, CreditWriter, Arc<Segment>) {
+    let bytes = direct_ring::bytes(list.count());
     let memory = foreign_memory("test", bytes).unwrap();
     let map = || Arc::new(Segment::map(memory.as_fd(), bytes).unwrap());
     let raw = map();
-    let (receiver, credits) = DirectRingReceiver::new(map(), credit_count);
-    (DirectRingSender::new(map(), credit_count), receiver, credits, raw)
+    let (receiver, credits) = DirectRingReceiver::new(map(), list);
+    (DirectRingSender::new(map(), list), receiver, credits, raw)
 }
 
 fn own() -> OwnMemory {
@@ -144,4 +148,29 @@ fn a_hostile_receiver_is_not_believed() {
         raw.u64(direct_ring::FREED).store(lie, Ordering::Relaxed);
         assert!(!sender.has_room(8), "{lie:#x}");
     }
+}
+
+#[test]
+fn promised_messages_are_let_in_and_no_more() {
+    let (mut sender, mut receiver, _, raw) = ends_with(CreditList::Promised);
+    let message = Staged { length: 0, msn: 7, immediate: 0, flags: CompletionFlags(0), written: None };
+    assert_eq!(sender.credit(7), Credit::Missing);
+    receiver.promise(2, 100);
+    for _ in 0..2 {
+        assert_eq!(sender.credit(7), Credit::Bytes(100));
+        sender.publish(own(), &message, &[], &[]);
+    }
+    assert_eq!(sender.credit(7), Credit::Missing);
+    receiver.take(&message);
+    assert_eq!(receiver.taken(), 1);
+    receiver.promise(3, 60);
+    assert_eq!(sender.credit(7), Credit::Bytes(60));
+    // A ring takes no more than it holds, when the receiver promises more.
+    raw.u64(direct_ring::CREDITS).store(u64::MAX >> 1, Ordering::Relaxed);
+    let mut count = 2;
+    while sender.has_room(0) {
+        sender.publish(own(), &message, &[], &[]);
+        count += 1;
+    }
+    assert!(count <= DESCRIPTOR_COUNT);
 }

@@ -5,13 +5,14 @@
 mod revocation;
 mod worker_lock;
 
+use freeflow_shm::claims::{Taker, claim};
 use freeflow_shm::handshake::{
     Doorbells, EventCount, announce, announced, arm, fence_for_all, leave, may_be_unseen, take_armed,
 };
 use freeflow_shm::layout::{ARMED_NEXT, ARMED_NONE, ARMED_SOLICITED, DIRECT_RING_OPEN};
 use freeflow_shm::slot::{BoundedPublishCursor, Full, HEAD, Line, PublishCursor, SLOT_WORDS, Slot, TakeCursor, commit};
 use loom::sync::Arc;
-use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
+use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*, fence};
 use loom::thread;
 
 /// Runs a model with at most so many preemptions: enough for every bug of two threads known to the literature.
@@ -68,6 +69,38 @@ fn a_message_is_seen_or_its_sender_knows() {
             assert!(seen || !counted, "sent, and lost");
         });
     }
+}
+
+/// A RECV that the library takes may be followed in its slot by another at once: the router, which reads it before it
+/// claims it, has the old one whole, or none.
+#[test]
+fn a_receive_is_read_before_it_is_claimed() {
+    check(|| {
+        // A slot, and the word of its taker.
+        let ring = Arc::new((slots(1), AtomicU32::new(0)));
+        ring.0[0].publish(0, &line(0));
+        let library = {
+            let ring = Arc::clone(&ring);
+            thread::spawn(move || {
+                let taken = claim(&ring.1, 0, Taker::Library);
+                if taken {
+                    // As a lock is that the poller and the poster take by turns.
+                    fence(SeqCst);
+                    ring.0[0].publish(1, &line(1));
+                }
+                taken
+            })
+        };
+        let mut taken = false;
+        if let Some((position, got)) = TakeCursor::at(0).take(&*ring.0) {
+            fence(Acquire);
+            taken = claim(&ring.1, position, Taker::Router);
+            if taken {
+                assert_is(0, &got);
+            }
+        }
+        assert!(taken ^ library.join().unwrap());
+    });
 }
 
 /// Two slots, four requests, over the end of a lap and over the wrap of the u32 count. The slot is free again when the

@@ -187,7 +187,7 @@ impl Queues for World {
         take(self.sends.get_mut(&qp), into)
     }
 
-    fn fetch_receive(&mut self, queue: ReceiveQueueId, into: &mut ReceiveRequest) -> Fetch {
+    fn fetch_receive(&mut self, _qp: QpId, queue: ReceiveQueueId, into: &mut ReceiveRequest) -> Fetch {
         if let ReceiveQueueId::Qp(qp) = queue {
             assert!(!self.without_rings.contains(&qp), "a target QP has no receive queue");
         }

@@ -16,8 +16,9 @@ impl Execute<OpenDirectRing> for Worker {
             Ok(to) => to,
             Err(error) => return Execution::refused(command, error),
         };
-        let direct_rings_closed = self.ports.open_direct_ring(id, to, command.copy, command.charge);
-        let (credit_count, takes_writes) = (self.ports.credit_count(to), self.engine.takes_writes(to));
+        let direct_rings_closed =
+            self.ports.open_direct_ring(id, (to, self.engine.srq_of(to)), command.copy, command.charge);
+        let (credit_count, takes_writes) = (self.credit_count(to), self.engine.takes_writes(to));
         Execution::done(Ok(DirectRingTerms { credit_count, direct_rings_closed, takes_writes }))
     }
 }
@@ -25,7 +26,7 @@ impl Execute<OpenDirectRing> for Worker {
 impl Execute<AcceptDirectRing> for Worker {
     fn execute(&mut self, _: Instant, AcceptDirectRing { qp: id }: AcceptDirectRing) -> Execution<AcceptDirectRing> {
         let descriptor = self.ports.qps.get_mut(id).and_then(|qp| qp.direct.take_ring());
-        let credit_count = self.ports.credit_count(id);
+        let credit_count = self.credit_count(id);
         let terms = DirectRingTerms { credit_count, direct_rings_closed: 0, takes_writes: false };
         Execution::done(descriptor.map(|descriptor| (terms, descriptor)).ok_or(VerbsError::NotFound))
     }
