@@ -15,7 +15,7 @@ import pytest
 
 import harness
 from harness import need, podman
-from harness.settings import FULL, WORKERS
+from harness.settings import ATTACHMENT, FULL, WORKERS
 
 SECONDS = "20" if FULL else "2"
 COUNT = "100000" if FULL else "20000"
@@ -28,11 +28,17 @@ ALONE = ("kinds", "data", "overlap", "rereg", "resident", "stale", "fork", "limi
          "renewed", "renewed-heap", "renewed-small", "renewed-on-demand", "renewed-moved",
          "renewed-atomics")
 EDGES = ("edges", "edges-shared", "edges-fleeting", "edges-writers", "edges-signals", "edges-fork", "edges-forks", "edges-allocator")
+# Memory that the program shares by a file of its own.
+BORROWED = ("borrowed", "borrowed-not", "borrowed-changes", "borrowed-renewed", "borrowed-freed", "borrowed-processes", "borrowed-swapped",
+            "borrowed-storm")
+# Of these, all bytes but those of ordinary partial pages go by segments; gigabytes would go by the slow path.
+WHOLLY_BORROWED = ("borrowed", "borrowed-processes")
+SLOW_BYTES_MAX = 2 << 20
 THREADS = ("writers", "signals", "reads", "calls", "atomics", "allocator", "fork-threads", "shared-again")
 
 # Those in which bytes are moved: with several workers only they are run again.
 WITH_TRAFFIC = ("data", "overlap", "rereg", "renewed", "renewed-on-demand", "renewed-atomics", "fork", "reads", "calls", "atomics", "fork-threads",
-                "edges-shared", "edges-writers", "edges-forks")
+                "edges-shared", "edges-writers", "edges-forks", "borrowed", "borrowed-changes", "borrowed-renewed", "borrowed-processes")
 
 PYTHON = """
 import ctypes, gc, sys
@@ -83,6 +89,17 @@ def refused(container, program):
     """FREEFLOW_REMAP=off leaves all memory where it is."""
     output = container.exec("env", "FREEFLOW_REMAP=off", program, "kinds", codes=(1,))
     need(re.search(r"pages: 0 bytes are placed", output), output)
+
+
+def slow_path_bytes(host):
+    return host.status()["counters"]["slow_path_bytes"]
+
+
+def not_by_the_slow_path(host, container, program, name):
+    before = slow_path_bytes(host)
+    case(container, program, name)
+    grown = slow_path_bytes(host) - before
+    need(grown < SLOW_BYTES_MAX, f"{grown} bytes by the slow path")
 
 
 def from_python(container):
@@ -146,10 +163,13 @@ def containers():
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("name", WITH_TRAFFIC if WORKERS else ALONE + THREADS + EDGES)
-def test_case(container, held, program, name):
-    with HugePages() if name == "kinds" else contextlib.nullcontext():
-        case(container, program, name)
+@pytest.mark.parametrize("name", WITH_TRAFFIC if WORKERS else ALONE + THREADS + EDGES + BORROWED)
+def test_case(host, container, held, program, name):
+    with HugePages() if name in ("kinds", "borrowed") else contextlib.nullcontext():
+        if name in WHOLLY_BORROWED and ATTACHMENT == "local":
+            not_by_the_slow_path(host, container, program, name)
+        else:
+            case(container, program, name)
 
 
 @pytest.mark.sampled
@@ -162,7 +182,7 @@ def test_other_allocators(container, held, program, name, allocator):
 
 @pytest.mark.sampled
 @pytest.mark.usual_workers
-@pytest.mark.parametrize("name", ["kinds", "writers", "fork", "shared-again", "edges", "edges-fork"])
+@pytest.mark.parametrize("name", ["kinds", "writers", "fork", "shared-again", "edges", "edges-fork", "borrowed", "borrowed-renewed"])
 def test_mapping_calls_hooked(container, held, program, name):
     preloaded(container, program, name, harness.program("hooks.so"))
 
@@ -202,3 +222,13 @@ def test_router_dies(container, host, held, program):
 def test_in_podman(containers, program, name):
     """With podman's own seccomp filter, no capability and a memory group: the router holds the threads, not the program."""
     case_in_podman(containers, program, name)
+
+
+@pytest.mark.usual_workers
+@pytest.mark.usual_attachment
+@pytest.mark.parametrize("name", ["borrowed", "borrowed-processes"])
+def test_borrowed_in_podman(containers, program, name):
+    before = slow_path_bytes(containers.host)
+    case_in_podman(containers, program, name)
+    grown = slow_path_bytes(containers.host) - before
+    need(grown < SLOW_BYTES_MAX, f"{grown} bytes by the slow path")

@@ -42,10 +42,15 @@ long resident_kib(void);
 
 // RDMA from one QP of this process to another; each returns when it is complete.
 void rdma(enum ibv_wr_opcode opcode, struct ibv_mr *local, void *from, struct ibv_mr *remote, void *to, size_t bytes);
+void message(struct ibv_mr *local, void *from, struct ibv_mr *remote, void *to, size_t bytes);
 uint64_t fetch_add(struct ibv_mr *local, uint64_t *result, struct ibv_mr *remote, void *at, uint64_t add);
 
 // Binds a window to a part of a region, with all rights; gives its key.
 uint32_t bind_window(struct ibv_mw *window, struct ibv_mr *mr, void *address, size_t bytes);
+
+// The device and the pair of this process; of a child, its own.
+void open_all(void);
+void close_all(void);
 
 // Connects a new queue pair of this process to another one of the same device.
 void connect_qp(struct ibv_qp *qp, uint32_t to);
@@ -92,4 +97,12 @@ void case_edges_forks(void);
 void case_edges_signals(void);
 void case_edges_fork(void);
 void case_edges_allocator(void);
+void case_borrowed(void);
+void case_borrowed_not(void);
+void case_borrowed_changes(void);
+void case_borrowed_renewed(void);
+void case_borrowed_freed(void);
+void case_borrowed_processes(void);
+void case_borrowed_swapped(void);
+void case_borrowed_storm(void);
 #endif
