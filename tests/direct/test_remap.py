@@ -29,8 +29,8 @@ ALONE = ("kinds", "data", "overlap", "rereg", "resident", "stale", "fork", "limi
          "renewed-atomics")
 EDGES = ("edges", "edges-shared", "edges-fleeting", "edges-writers", "edges-signals", "edges-fork", "edges-forks", "edges-allocator")
 # Memory that the program shares by a file of its own.
-BORROWED = ("borrowed", "borrowed-not", "borrowed-changes", "borrowed-renewed", "borrowed-freed", "borrowed-processes", "borrowed-swapped",
-            "borrowed-storm")
+BORROWED = ("borrowed", "borrowed-not", "borrowed-changes", "borrowed-renewed", "borrowed-freed", "borrowed-faults",
+            "borrowed-processes", "borrowed-swapped", "borrowed-storm")
 # Of these, all bytes but those of ordinary partial pages go by segments; gigabytes would go by the slow path.
 WHOLLY_BORROWED = ("borrowed", "borrowed-processes")
 SLOW_BYTES_MAX = 2 << 20
@@ -165,7 +165,7 @@ def containers():
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", WITH_TRAFFIC if WORKERS else ALONE + THREADS + EDGES + BORROWED)
 def test_case(host, container, held, program, name):
-    with HugePages() if name in ("kinds", "borrowed") else contextlib.nullcontext():
+    with HugePages() if name in ("kinds", "borrowed-not") else contextlib.nullcontext():
         if name in WHOLLY_BORROWED and ATTACHMENT == "local":
             not_by_the_slow_path(host, container, program, name)
         else:

@@ -222,6 +222,7 @@ static const struct {
     {"edges-fork", case_edges_fork}, {"edges-forks", case_edges_forks}, {"edges-allocator", case_edges_allocator},
     {"borrowed", case_borrowed}, {"borrowed-not", case_borrowed_not}, {"borrowed-changes", case_borrowed_changes},
     {"borrowed-renewed", case_borrowed_renewed}, {"borrowed-freed", case_borrowed_freed},
+    {"borrowed-faults", case_borrowed_faults},
     {"borrowed-processes", case_borrowed_processes}, {"borrowed-swapped", case_borrowed_swapped},
     {"borrowed-storm", case_borrowed_storm},
 };

@@ -102,6 +102,7 @@ void case_borrowed_not(void);
 void case_borrowed_changes(void);
 void case_borrowed_renewed(void);
 void case_borrowed_freed(void);
+void case_borrowed_faults(void);
 void case_borrowed_processes(void);
 void case_borrowed_swapped(void);
 void case_borrowed_storm(void);

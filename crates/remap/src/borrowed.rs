@@ -1,5 +1,5 @@
 //! Memory that the program shares by a file of its own: System V and POSIX shared memory, memfds, anonymous shared
-//! mappings, files on tmpfs and hugetlbfs.
+//! mappings, files on tmpfs.
 //!
 //! It is not moved: others have it mapped, too. The router maps the same file, and copies there as in an arena: a
 //! *borrowed segment*. It stands for a stretch around a region, as far as the area of the process's map goes, so that
@@ -24,7 +24,8 @@ const STRETCH_BYTES: u64 = 64 << 20;
 const SEGMENT_COUNT_MAX: usize = 1024;
 /// Files that are not asked for again.
 const REFUSED_COUNT_MAX: usize = 64;
-const FILE_SYSTEMS: [&str; 2] = ["tmpfs", "hugetlbfs"];
+/// Of files that the router may map.
+const FILE_SYSTEM: &str = "tmpfs";
 
 struct BorrowedSegment {
     number: u32,
@@ -252,7 +253,7 @@ fn is_memory(device: (u32, u32), mounts: &str) -> bool {
     let kind = |line: &str| line.split_once(" - ").and_then(|(_, rest)| rest.split(' ').next().map(str::to_owned));
     match lines.next() {
         None => device.0 == 0,
-        Some(line) => kind(line).is_some_and(|kind| FILE_SYSTEMS.contains(&&*kind)),
+        Some(line) => kind(line).is_some_and(|kind| kind == FILE_SYSTEM),
     }
 }
 
@@ -283,9 +284,9 @@ mod tests {
     #[test]
     fn file_systems_of_memory_are_known() {
         let is = |major, minor| is_memory((major, minor), MOUNTS);
-        assert!(is(0, 20) && is(0, 23), "tmpfs and hugetlbfs");
+        assert!(is(0, 20), "tmpfs");
         assert!(is(0, 1), "a mount of the kernel's own");
-        assert!(!is(0, 21) && !is(0, 22) && !is(8, 1) && !is(8, 2));
+        assert!(!is(0, 21) && !is(0, 22) && !is(0, 23) && !is(8, 1) && !is(8, 2));
     }
 
     fn segment(base: u64, offset: u64) -> BorrowedSegment {

@@ -132,7 +132,6 @@ impl Segment {
     pub fn borrow(fd: BorrowedFd<'_>, offset: u64, bytes: usize) -> io::Result<Self> {
         let end = offset.checked_add(page_multiple(bytes)? as u64).ok_or(io::ErrorKind::InvalidInput)?;
         let length = u64::try_from(rustix::fs::fstat(fd)?.st_size).unwrap_or(0);
-        // Before it is mapped: hugetlbfs would make the file longer.
         if length.checked_next_multiple_of(crate::sys::page_bytes() as u64).is_none_or(|length| length < end) {
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file is shorter than its mapping"));
         }
@@ -149,9 +148,7 @@ impl Segment {
         rights: ProtFlags,
         at: Option<usize>,
     ) -> io::Result<Self> {
-        // No reservation: of huge pages it would be taken from all others.
-        let flags =
-            MapFlags::SHARED | MapFlags::NORESERVE | if at.is_some() { MapFlags::FIXED } else { MapFlags::empty() };
+        let flags = MapFlags::SHARED | if at.is_some() { MapFlags::FIXED } else { MapFlags::empty() };
         let at = std::ptr::without_provenance_mut(at.unwrap_or(0));
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory that exists,
         // and one at a given address none of anybody else's, by the caller of `map_over`.

@@ -4,9 +4,14 @@
 //! The file is opened by `/proc/PID/map_files`, which takes CAP_CHECKPOINT_RESTORE, on threads of the vNIC
 //! ([`Identifiers`]): each of these calls may wait for the process.
 //!
-//! Invariant: only a file of tmpfs or hugetlbfs is opened for more than its name. No page fault and no system call on
-//! such a file runs code of a tenant's, or waits for a device. (A look at a file of FUSE's may wait for its daemon, on
-//! this thread.)
+//! Invariant: only a file of tmpfs is opened for more than its name, or asked for anything that is not in the
+//! kernel's memory. No page fault and no system call on such a file runs code of a tenant's, or waits for a device.
+//! (Not of hugetlbfs: to map a file of that waits for whoever allocates its pages, and all other mappings of the
+//! router wait for that.)
+//!
+//! To map a file waits for whoever walks all mappings of that file, to truncate it or to punch it, and everything
+//! else that the router maps waits for that. It takes a program that has the file mapped many thousand times; a vNIC
+//! in which this takes long borrows nothing for a while ([`Pace`]).
 //!
 //! Invariant: the process has the right to write to the file that is mapped. Its map shows that, by one answer of the
 //! kernel, as an area that is shared and writable; the area is looked at while the file is open, so that its number
@@ -14,20 +19,26 @@
 //! since. Numbers of files are not unique: memory of System V has its identifier, which the process may choose, for
 //! one. So the file must also be its user's own, who may open it for writing in any case.
 use crate::attachment::identify::Identifiers;
+use crate::base::privileges::ThreadKind;
 use crate::memory::entrusted::Entrusted;
-use freeflow_shm::{Segment, SharedArea};
+use freeflow_shm::{Segment, SharedArea, voluntary_switch_count};
 use freeflow_verbs::VerbsError;
-use rustix::fs::{Mode, OFlags, fstat, fstatfs, major, minor, open, openat};
+use rustix::fs::{AtFlags, MemfdFlags, Mode, OFlags, StatxFlags, fstatfs, memfd_create, open, openat, statx};
 use std::fs::File;
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
-/// `f_type` of a file system whose pages are the kernel's memory (`linux/magic.h`).
+/// `f_type` of the file system whose pages are the kernel's memory (`linux/magic.h`).
 const TMPFS: u64 = 0x0102_1994;
-const HUGETLBFS: u64 = 0x9584_58f6;
-/// Largest huge pages. The kernel clears one while faults of others wait for it.
-const PAGE_BYTES_MAX: u64 = 2 << 20;
+/// As much as is read of a process' list of mounts.
+const MOUNTS_BYTES_MAX: u64 = 1 << 20;
+/// To map a file takes microseconds.
+const SLOW: Duration = Duration::from_millis(100);
+/// A vNIC in which it took longer borrows nothing for so long, twice as long after each further time.
+const PAUSE_MIN: Duration = Duration::from_secs(10);
+const PAUSE_MAX: Duration = Duration::from_secs(640);
 
 /// Addresses of a process, all in one area of its map. In bytes.
 #[derive(Clone, Copy, Debug)]
@@ -69,16 +80,67 @@ impl Drop for Unanswered {
     }
 }
 
-/// Has one of the vNIC's threads do it; never waits.
-pub fn submit(threads: &Identifiers, process: MappingProcess, place: Borrowing, answer: BorrowAnswer) {
-    let answer = Unanswered(Some(answer));
-    let task = move || {
-        let MappingProcess { tasks, maps, uid } = process;
-        let result = borrow(tasks.as_fd(), &maps, uid, place);
-        answer.answer(result.map_err(|_| VerbsError::NotSupported));
-    };
-    // Without a thread it is dropped, and so answered.
-    drop(threads.submit(Box::new(task)));
+/// When a vNIC may borrow: not after it took long.
+#[derive(Default)]
+struct Pace {
+    pause: Duration,
+    until: Option<Instant>,
+}
+
+impl Pace {
+    fn is_paused(&self, now: Instant) -> bool {
+        self.until.is_some_and(|until| now < until)
+    }
+
+    /// `is_blocked`: it had to wait for something, and not just for a processor.
+    fn note(&mut self, took: Duration, is_blocked: bool, now: Instant) {
+        if took >= SLOW && is_blocked {
+            self.pause = (self.pause * 2).clamp(PAUSE_MIN, PAUSE_MAX);
+            self.until = Some(now + self.pause);
+        }
+    }
+}
+
+fn locked(pace: &Mutex<Pace>) -> MutexGuard<'_, Pace> {
+    pace.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The threads of one vNIC that map files.
+pub struct Borrowers {
+    threads: Identifiers,
+    /// Nobody waits with the lock held.
+    pace: Arc<Mutex<Pace>>,
+}
+
+impl Default for Borrowers {
+    fn default() -> Self {
+        Self { threads: Identifiers::new(ThreadKind::Borrow), pace: Arc::default() }
+    }
+}
+
+impl Borrowers {
+    /// Has one of the threads do it; never waits.
+    pub fn submit(&self, process: MappingProcess, place: Borrowing, answer: BorrowAnswer) {
+        let (answer, pace) = (Unanswered(Some(answer)), self.pace.clone());
+        let task = move || {
+            let (began, switches) = (Instant::now(), voluntary_switch_count());
+            if locked(&pace).is_paused(began) {
+                return answer.answer(Err(VerbsError::NoMemory));
+            }
+            let MappingProcess { tasks, maps, uid } = process;
+            let result = borrow(tasks.as_fd(), &maps, uid, place);
+            let now = Instant::now();
+            locked(&pace).note(now - began, voluntary_switch_count() != switches, now);
+            answer.answer(result.map_err(|_| VerbsError::NotSupported));
+        };
+        // Without a thread it is dropped, and so answered.
+        drop(self.threads.submit(Box::new(task)));
+    }
+
+    /// Takes back what no thread has begun.
+    pub fn take_waiting(&self) -> impl Send + 'static {
+        self.threads.take_waiting()
+    }
 }
 
 /// Maps what the process has mapped there.
@@ -93,16 +155,18 @@ fn borrow(tasks: BorrowedFd<'_>, maps: &File, uid: u32, place: Borrowing) -> io:
     let name = format!("../map_files/{start:x}-{area_end:x}");
     // Names the file, and does nothing with it.
     let named = openat(tasks, name, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-    let file_system = fstatfs(&named)?;
-    let is_memory = [TMPFS, HUGETLBFS].contains(&(file_system.f_type as u64));
-    if !is_memory || file_system.f_bsize as u64 > PAGE_BYTES_MAX {
+    // From the kernel's own memory: not even a look waits for who answers for the file.
+    let about = statx(&named, "", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::BASIC_STATS)?;
+    let device = (about.stx_dev_major, about.stx_dev_minor);
+    if !is_of_the_kernel(device) && !is_on_memory(tasks, device)? {
         return Err(refused());
     }
-    let about = fstat(&named)?;
+    if fstatfs(&named)?.f_type as u64 != TMPFS {
+        return Err(refused());
+    }
     // Again, now that the file can't become another one.
     let area = SharedArea::find(maps, place.address)?;
-    let device = (major(about.st_dev), minor(about.st_dev));
-    if (area.device, area.inode) != (device, about.st_ino) || area.end < end || about.st_uid != uid {
+    if (area.device, area.inode) != (device, about.stx_ino) || area.end < end || about.stx_uid != uid {
         return Err(refused());
     }
     // A lease on the file is not waited for.
@@ -111,10 +175,33 @@ fn borrow(tasks: BorrowedFd<'_>, maps: &File, uid: u32, place: Borrowing) -> io:
     Segment::borrow(file.as_fd(), area.offset + (place.address - area.start), bytes)
 }
 
+/// Whether a device is the mount of the kernel's own: of memfds, memory of System V, anonymous shared memory.
+fn is_of_the_kernel(device: (u32, u32)) -> bool {
+    let look = || {
+        let file = memfd_create("freeflow-look", MemfdFlags::CLOEXEC).ok()?;
+        let about = statx(&file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS).ok()?;
+        Some((about.stx_dev_major, about.stx_dev_minor))
+    };
+    static DEVICE: OnceLock<Option<(u32, u32)>> = OnceLock::new();
+    *DEVICE.get_or_init(look) == Some(device)
+}
+
+/// Whether a device is one of memory, by the mounts that the process sees. Another file system is known by that, before
+/// it is asked anything.
+fn is_on_memory(tasks: BorrowedFd<'_>, device: (u32, u32)) -> io::Result<bool> {
+    let file = openat(tasks, "../mountinfo", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let mut mounts = Vec::new();
+    File::from(file).take(MOUNTS_BYTES_MAX).read_to_end(&mut mounts)?;
+    let name = format!("{}:{}", device.0, device.1);
+    let mounts = String::from_utf8_lossy(&mounts);
+    let mut lines = mounts.lines().filter(|line| line.split(' ').nth(2) == Some(&*name));
+    let kind = lines.next().and_then(|line| line.split_once(" - ")).and_then(|(_, rest)| rest.split(' ').next());
+    Ok(kind == Some("tmpfs"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::fs::MemfdFlags;
 
     const PAGE: usize = 4096;
     const LENGTH: u64 = 6 * PAGE as u64;
@@ -135,10 +222,24 @@ mod tests {
     }
 
     fn memory() -> OwnedFd {
-        let file = rustix::fs::memfd_create("borrowed", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        let file = memfd_create("borrowed", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
         rustix::fs::ftruncate(&file, LENGTH).unwrap();
         rustix::io::pwrite(&file, b"here", 2 * PAGE as u64).unwrap();
         file
+    }
+
+    #[test]
+    fn a_vnic_that_takes_long_pauses_longer_each_time() {
+        let (mut pace, mut now) = (Pace::default(), Instant::now());
+        pace.note(SLOW / 2, true, now);
+        pace.note(SLOW, false, now);
+        assert!(!pace.is_paused(now));
+        for pause in [10, 20, 40, 80, 160, 320, 640, 640].map(Duration::from_secs) {
+            pace.note(SLOW, true, now);
+            assert!(pace.is_paused(now) && pace.is_paused(now + pause - SLOW));
+            now += pause;
+            assert!(!pace.is_paused(now));
+        }
     }
 
     #[test]
@@ -188,12 +289,22 @@ mod tests {
         assert!(try_borrow(mapping.address() as u64, PAGE as u64).is_err(), "sealed");
         let private = vec![0_u8; 4 * PAGE];
         assert!(try_borrow((private.as_ptr().addr() as u64).next_multiple_of(PAGE as u64), PAGE as u64).is_err());
+        let on_tmpfs = std::path::Path::new("/dev/shm");
+        if std::fs::metadata(on_tmpfs).is_ok() && fstatfs(File::open(on_tmpfs).unwrap()).unwrap().f_type as u64 == TMPFS
+        {
+            let path = on_tmpfs.join(format!("freeflow-borrowed-{}", std::process::id()));
+            let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+            std::fs::remove_file(&path).unwrap();
+            file.set_len(LENGTH).unwrap();
+            let mapping = Segment::map(file.as_fd(), 6 * PAGE).unwrap();
+            assert!(try_borrow(mapping.address() as u64, LENGTH).is_ok(), "on tmpfs");
+        }
         let path = std::env::current_exe().unwrap().with_extension("borrowed");
         let disk = File::options().read(true).write(true).create(true).truncate(true).open(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         disk.set_len(LENGTH).unwrap();
         let mapping = Segment::map(disk.as_fd(), 6 * PAGE).unwrap();
-        if ![TMPFS, HUGETLBFS].contains(&(fstatfs(&disk).unwrap().f_type as u64)) {
+        if fstatfs(&disk).unwrap().f_type as u64 != TMPFS {
             assert!(try_borrow(mapping.address() as u64, LENGTH).is_err(), "on a disk");
         }
     }

@@ -1,7 +1,7 @@
 //! The router shares a kernel with the vNIC's processes: it opens their memory, watches a pidfd,
 //! stops their threads, and holds one end of the sockets that they read events from.
 use crate::admission::account::Account;
-use crate::attachment::borrow::{self, BorrowAnswer, Borrowing, MappingProcess};
+use crate::attachment::borrow::{BorrowAnswer, Borrowers, Borrowing, MappingProcess};
 use crate::attachment::identify::Identifiers;
 use crate::attachment::{AttachedProcess, Attachment, Found, Peer};
 use crate::base::deferred_drop::Closer;
@@ -58,13 +58,13 @@ pub struct Local {
     /// Look at who connects.
     identifiers: Identifiers,
     /// Open what processes have mapped.
-    borrowers: Arc<Identifiers>,
+    borrowers: Arc<Borrowers>,
 }
 
 impl Local {
     pub fn new(account: Arc<Account>, closer: Arc<Closer>) -> Self {
-        let (identifiers, borrowers) = (Identifiers::new(ThreadKind::Identify), Identifiers::new(ThreadKind::Borrow));
-        Self { account, closer, identifiers, borrowers: Arc::new(borrowers) }
+        let identifiers = Identifiers::new(ThreadKind::Identify);
+        Self { account, closer, identifiers, borrowers: Arc::default() }
     }
 }
 
@@ -99,14 +99,14 @@ pub struct LocalProcess {
     tasks: Arc<Entrusted<OwnedFd>>,
     maps: Arc<Entrusted<File>>,
     account: Arc<Account>,
-    borrowers: Arc<Identifiers>,
+    borrowers: Arc<Borrowers>,
     /// Nobody waits with the lock held.
     freezer: Mutex<Freezer>,
 }
 
 impl LocalProcess {
     /// May wait for the process.
-    fn of(peer: Peer, account: Arc<Account>, closer: Arc<Closer>, borrowers: Arc<Identifiers>) -> io::Result<Self> {
+    fn of(peer: Peer, account: Arc<Account>, closer: Arc<Closer>, borrowers: Arc<Borrowers>) -> io::Result<Self> {
         let Peer { credentials, pidfd, charge } = peer;
         let Opened { memory, maps, tasks } = match Opened::of(credentials, &pidfd) {
             Ok(opened) => opened,
@@ -148,7 +148,7 @@ impl AttachedProcess for LocalProcess {
 
     fn borrow(&self, place: Borrowing, answer: BorrowAnswer) {
         let process = MappingProcess { tasks: self.tasks.clone(), maps: self.maps.clone(), uid: self.uid };
-        borrow::submit(&self.borrowers, process, place, answer);
+        self.borrowers.submit(process, place, answer);
     }
 
     fn let_go(&self) {
