@@ -28,9 +28,9 @@ ALONE = ("kinds", "data", "overlap", "rereg", "resident", "stale", "fork", "limi
          "renewed", "renewed-heap", "renewed-small", "renewed-on-demand", "renewed-moved",
          "renewed-atomics")
 EDGES = ("edges", "edges-shared", "edges-fleeting", "edges-writers", "edges-signals", "edges-fork", "edges-forks", "edges-allocator")
-# Memory that the program shares by a file of its own.
-BORROWED = ("borrowed", "borrowed-not", "borrowed-changes", "borrowed-renewed", "borrowed-freed", "borrowed-faults",
-            "borrowed-processes", "borrowed-swapped", "borrowed-storm")
+# Memory that the program shares by a file of its own; the last two are about the router's mapping of it.
+BORROWED = ("borrowed", "borrowed-not", "borrowed-changes", "borrowed-renewed", "borrowed-processes", "borrowed-swapped", "borrowed-storm",
+            *(("borrowed-freed", "borrowed-faults") if ATTACHMENT == "local" else ()))
 # Of these, all bytes but those of ordinary partial pages go by segments; gigabytes would go by the slow path.
 WHOLLY_BORROWED = ("borrowed", "borrowed-processes")
 SLOW_BYTES_MAX = 2 << 20
