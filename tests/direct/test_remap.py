@@ -15,7 +15,7 @@ import pytest
 
 import harness
 from harness import need, podman
-from harness.settings import FULL, WORKERS
+from harness.settings import ATTACHMENT, FULL, WORKERS
 
 SECONDS = "20" if FULL else "2"
 COUNT = "100000" if FULL else "20000"
@@ -28,11 +28,17 @@ ALONE = ("kinds", "data", "overlap", "rereg", "resident", "stale", "fork", "limi
          "renewed", "renewed-heap", "renewed-small", "renewed-on-demand", "renewed-moved",
          "renewed-atomics")
 EDGES = ("edges", "edges-shared", "edges-fleeting", "edges-writers", "edges-signals", "edges-fork", "edges-forks", "edges-allocator")
+# Memory that the program shares by a file of its own; the last one is about the router's mapping of it.
+BORROWED = ("borrowed", "borrowed-not", "borrowed-changes", "borrowed-renewed", "borrowed-processes", "borrowed-swapped", "borrowed-storm",
+            *(("borrowed-freed",) if ATTACHMENT == "local" else ()))
+# Of these, all bytes but those of ordinary partial pages go by segments; gigabytes would go by the slow path.
+WHOLLY_BORROWED = ("borrowed", "borrowed-processes")
+SLOW_BYTES_MAX = 2 << 20
 THREADS = ("writers", "signals", "reads", "calls", "atomics", "allocator", "fork-threads", "shared-again")
 
 # Those in which bytes are moved: with several workers only they are run again.
 WITH_TRAFFIC = ("data", "overlap", "rereg", "renewed", "renewed-on-demand", "renewed-atomics", "fork", "reads", "calls", "atomics", "fork-threads",
-                "edges-shared", "edges-writers", "edges-forks")
+                "edges-shared", "edges-writers", "edges-forks", "borrowed", "borrowed-changes", "borrowed-renewed", "borrowed-processes")
 
 PYTHON = """
 import ctypes, gc, sys
@@ -92,6 +98,21 @@ def hinted(container, program, words, name, reason):
     if reason:
         need(re.fullmatch(r"freeflow: requests take the slow path: the region at 0x[0-9a-f]+ of \d+ bytes .*", hints[0]), output)
         need(f"({reason}" in hints[0] and "FREEFLOW_HINTS=off" in hints[0], output)
+
+
+def slow_path_bytes(host):
+    return host.status()["counters"]["slow_path_bytes"]
+
+
+def not_by_the_slow_path(host, program, name):
+    """In a container of its own: memory of one that has blocked the worker is reached through the program's own mapping for a while."""
+    before, container = slow_path_bytes(host), host.container(name)
+    try:
+        case(container, program, name)
+        grown = slow_path_bytes(host) - before
+        need(grown < SLOW_BYTES_MAX, f"{grown} bytes by the slow path")
+    finally:
+        container.remove()
 
 
 def from_python(container):
@@ -155,10 +176,13 @@ def containers():
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("name", WITH_TRAFFIC if WORKERS else ALONE + THREADS + EDGES)
-def test_case(container, held, program, name):
-    with HugePages() if name == "kinds" else contextlib.nullcontext():
-        case(container, program, name)
+@pytest.mark.parametrize("name", WITH_TRAFFIC if WORKERS else ALONE + THREADS + EDGES + BORROWED)
+def test_case(host, container, held, program, name):
+    with HugePages() if name in ("kinds", "borrowed-not") else contextlib.nullcontext():
+        if name in WHOLLY_BORROWED and ATTACHMENT == "local":
+            not_by_the_slow_path(host, program, name)
+        else:
+            case(container, program, name)
 
 
 @pytest.mark.sampled
@@ -171,7 +195,7 @@ def test_other_allocators(container, held, program, name, allocator):
 
 @pytest.mark.sampled
 @pytest.mark.usual_workers
-@pytest.mark.parametrize("name", ["kinds", "writers", "fork", "shared-again", "edges", "edges-fork"])
+@pytest.mark.parametrize("name", ["kinds", "writers", "fork", "shared-again", "edges", "edges-fork", "borrowed", "borrowed-renewed"])
 def test_mapping_calls_hooked(container, held, program, name):
     preloaded(container, program, name, harness.program("hooks.so"))
 
@@ -229,3 +253,19 @@ def test_router_dies(container, host, held, program):
 def test_in_podman(containers, program, name):
     """With podman's own seccomp filter, no capability and a memory group: the router holds the threads, not the program."""
     case_in_podman(containers, program, name)
+
+
+@pytest.mark.usual_workers
+@pytest.mark.usual_attachment
+def test_borrowed_under_userfaultfd(host, held, program):
+    not_by_the_slow_path(host, program, "borrowed-faults")
+
+
+@pytest.mark.usual_workers
+@pytest.mark.usual_attachment
+@pytest.mark.parametrize("name", ["borrowed", "borrowed-processes"])
+def test_borrowed_in_podman(containers, program, name):
+    before = slow_path_bytes(containers.host)
+    case_in_podman(containers, program, name)
+    grown = slow_path_bytes(containers.host) - before
+    need(grown < SLOW_BYTES_MAX, f"{grown} bytes by the slow path")

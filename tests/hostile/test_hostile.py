@@ -30,6 +30,10 @@ def bad_memory(owner, user, kind, remap):
     return f"{output.count(kind)} + {running.output().count(kind)} answers"
 
 
+def files_that_change(container, program, name):
+    need(f"{name}: good" in container.exec("env", "REMAP_SECONDS=3", program, name, seconds=60), name)
+
+
 def escape(healthy, container, program, host):
     victim = healthy.start()
     try:
@@ -88,6 +92,12 @@ def test_bad_memory_does_not_harm_others(healthy, held, owner, user, kind):
 @pytest.mark.parametrize("kind", NEVER_PLACED)
 def test_bad_memory_with_remapping(healthy, held, owner, user, kind):
     beside(healthy, bad_memory, owner, user, kind, "on")
+
+
+@pytest.mark.parametrize("name", ["borrowed-storm", "borrowed-swapped"])
+def test_files_that_change_under_their_regions(healthy, held, owner, name):
+    """A file is cut, punched and grows while a peer writes there; a mapping is swapped for one to be read only."""
+    beside(healthy, files_that_change, owner, harness.program("remap"), name)
 
 
 def test_new_programs_work(healthy, held, user):

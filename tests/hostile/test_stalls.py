@@ -184,6 +184,14 @@ class Stage:
 
         return self.trick("idle", in_force=stop)
 
+    def fuse_file(self):
+        """The router does not map a file whose page faults are a daemon's, and waits for none."""
+        def in_force(running):
+            until(lambda: running.output().count("refused") >= 3, "a FUSE file is not refused")
+            need("memory is borrowed" in running.output(), "nothing is borrowed at all")
+
+        return self.trick("borrow", in_force=in_force)
+
     def victims_of(self, running, number):
         for pid in harness.descendants(running.process.pid):
             if "stalls" in pathlib.Path(f"/proc/{pid}/cmdline").read_text():
@@ -294,6 +302,10 @@ def test_execve_while_fuse_has_the_mmap_lock(stage, held, connections):
                               "many connections that say nothing"])
 def test_tricks(stage, held, trick, amount):
     stage.trick(trick, amount)
+
+
+def test_fuse_file_that_the_router_is_to_map(stage, held):
+    stage.fuse_file()
 
 
 def test_process_that_is_stopped(stage, held):

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usual_attachment
 SYS_RESOURCE = 24
 # linux/capability.h; those that the lists name.
 NUMBERS = {"CAP_DAC_OVERRIDE": 1, "CAP_FOWNER": 3, "CAP_NET_BIND_SERVICE": 10, "CAP_NET_ADMIN": 12, "CAP_NET_RAW": 13, "CAP_SYS_PTRACE": 19,
-           "CAP_SYS_RESOURCE": 24}
+           "CAP_SYS_RESOURCE": 24, "CAP_CHECKPOINT_RESTORE": 40}
 RECONCILER = {"CAP_NET_ADMIN", "CAP_NET_RAW", "CAP_DAC_OVERRIDE"}
 UNIT = ROOT / "packaging" / "systemd" / "freeflow.service"
 ALWAYS = {"freeflow-router", "ff-api", "ff-audit", "ff-control", "ff-networks", "ff-sysfs", "ff-worker"}
@@ -144,7 +144,7 @@ def near_halves(host):
     for program in (there, here):
         program.wait_for_output("ready")
     near = only_near_halves(host)
-    each_thread(host, frozenset(ALWAYS | {"ff-attachment"}), without={"CAP_SYS_PTRACE"})
+    each_thread(host, frozenset(ALWAYS | {"ff-attachment"}), without={"CAP_SYS_PTRACE", "CAP_CHECKPOINT_RESTORE"})
     each_thread(host, {"ff-near-halves", "ff-near", "ff-slow-path"}, pid=near)
     server.remove()
     client.remove()

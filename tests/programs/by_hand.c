@@ -23,6 +23,7 @@ enum request {
     ASK_GRANT = 42,
     OPEN_ORDERS = 43,
     CONFIRM_REVOCATION = 44,
+    BORROW_SEGMENT = 51,
 };
 enum { FAILED = 1 };
 
@@ -221,6 +222,15 @@ enum answer by_hand_register(struct by_hand *hand, const void *address, uint64_t
     take(&the_reply);
     take(&the_reply);
     *rkey = (uint32_t)take(&the_reply);
+    return answer;
+}
+
+enum answer by_hand_borrow(struct by_hand *hand, const void *address, uint64_t bytes, uint64_t *segment) {
+    struct message m = begin(BORROW_SEGMENT);
+    put(&m, (uintptr_t)address);
+    put(&m, bytes);
+    enum answer answer = ask_plain(hand, &m);
+    *segment = take(&the_reply);
     return answer;
 }
 

@@ -38,6 +38,7 @@ enum answer by_hand_ask_grant(struct by_hand *hand, uint32_t rkey, uint64_t addr
 enum answer by_hand_create_segment(struct by_hand *hand, uint64_t bytes, uint64_t *segment, int *fd);
 enum answer by_hand_map_part(struct by_hand *hand, uint64_t segment, const void *address, uint64_t bytes);
 enum answer by_hand_register(struct by_hand *hand, const void *address, uint64_t bytes, unsigned access, uint32_t *rkey);
+enum answer by_hand_borrow(struct by_hand *hand, const void *address, uint64_t bytes, uint64_t *segment);
 enum answer by_hand_open_commands(struct by_hand *hand, int *pipe);
 enum answer by_hand_confirm(struct by_hand *hand, uint64_t segment);
 #endif

@@ -75,7 +75,7 @@ static size_t message(uint8_t *at) {
         for (size_t i = 0; i < n; i++) at[i] = (uint8_t)random_next(&random_state);
         return n;
     }
-    n = number(at, dice(52)); // a request, known or not, with fields that may fit
+    n = number(at, dice(53)); // a request, known or not, with fields that may fit
     for (uint64_t fields = dice(28); fields > 0; fields--) n += number(at + n, plausible());
     if (dice(8) == 0) n = dice(n + 1);
     return n;

@@ -165,6 +165,14 @@ void rdma(enum ibv_wr_opcode opcode, struct ibv_mr *local, void *from, struct ib
     post_and_wait(&wr);
 }
 
+void message(struct ibv_mr *local, void *from, struct ibv_mr *remote, void *to, size_t bytes) {
+    struct ibv_sge into = {(uintptr_t)to, (uint32_t)bytes, remote->lkey};
+    struct ibv_recv_wr *bad, wr = {.sg_list = &into, .num_sge = 1};
+    need(ibv_post_recv(pair[1], &wr, &bad) == 0);
+    rdma(IBV_WR_SEND, local, from, remote, NULL, bytes);
+    wait_for_one();
+}
+
 uint64_t fetch_add(struct ibv_mr *local, uint64_t *result, struct ibv_mr *remote, void *at, uint64_t add) {
     struct ibv_sge sge = {(uintptr_t)result, 8, local->lkey};
     struct ibv_send_wr wr = {.sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
@@ -214,21 +222,33 @@ static const struct {
     {"edges-fork", case_edges_fork}, {"edges-forks", case_edges_forks}, {"edges-allocator", case_edges_allocator},
     {"hint", case_hint},         {"hint-little", case_hint_little}, {"hint-ordinary", case_hint_ordinary},
     {"hint-partial", case_hint_partial}, {"hint-reused", case_hint_reused},
+    {"borrowed", case_borrowed}, {"borrowed-not", case_borrowed_not}, {"borrowed-changes", case_borrowed_changes},
+    {"borrowed-renewed", case_borrowed_renewed}, {"borrowed-freed", case_borrowed_freed},
+    {"borrowed-faults", case_borrowed_faults},
+    {"borrowed-processes", case_borrowed_processes}, {"borrowed-swapped", case_borrowed_swapped},
+    {"borrowed-storm", case_borrowed_storm},
 };
 
-void open_device(void) {
+static struct ibv_device **devices;
+
+void open_all(void) {
     int count;
-    struct ibv_device **devices = ibv_get_device_list(&count);
+    devices = ibv_get_device_list(&count);
     need(devices && count == 1);
     need((context = ibv_open_device(devices[0])) != NULL);
     need((pd = ibv_alloc_pd(context)) != NULL);
     need((cq = ibv_create_cq(context, 64, NULL, NULL, 0)) != NULL);
     connect_pair();
+}
+
+void close_all(void) {
+    for (int i = 0; i < 2; i++) need(ibv_destroy_qp(pair[i]) == 0);
+    need(ibv_destroy_cq(cq) == 0 && ibv_dealloc_pd(pd) == 0 && ibv_close_device(context) == 0);
     ibv_free_device_list(devices);
 }
 
 int main(int argc, char **argv) {
-    open_device();
+    open_all();
     for (int i = 1; i < argc; i++) {
         bool known = false;
         for (size_t at = 0; at < sizeof CASES / sizeof *CASES; at++) {
@@ -240,7 +260,6 @@ int main(int argc, char **argv) {
         }
         need(known);
     }
-    for (int i = 0; i < 2; i++) need(ibv_destroy_qp(pair[i]) == 0);
-    need(ibv_destroy_cq(cq) == 0 && ibv_dealloc_pd(pd) == 0 && ibv_close_device(context) == 0);
+    close_all();
     return 0;
 }

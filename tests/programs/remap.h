@@ -27,9 +27,6 @@ extern struct ibv_pd *pd;
 _Noreturn void fail(const char *file, int line, const char *what);
 void show_maps(const void *address, size_t bytes);
 
-// The device and the pair; once more in a child of `fork`, which has its own.
-void open_device(void);
-
 // Whole pages of private memory; their contents follow from `seed`.
 uint8_t *private_pages(size_t bytes, unsigned seed);
 void fill(uint8_t *memory, size_t bytes, unsigned seed);
@@ -47,10 +44,15 @@ long resident_kib(void);
 
 // RDMA from one QP of this process to another; each returns when it is complete.
 void rdma(enum ibv_wr_opcode opcode, struct ibv_mr *local, void *from, struct ibv_mr *remote, void *to, size_t bytes);
+void message(struct ibv_mr *local, void *from, struct ibv_mr *remote, void *to, size_t bytes);
 uint64_t fetch_add(struct ibv_mr *local, uint64_t *result, struct ibv_mr *remote, void *at, uint64_t add);
 
 // Binds a window to a part of a region, with all rights; gives its key.
 uint32_t bind_window(struct ibv_mw *window, struct ibv_mr *mr, void *address, size_t bytes);
+
+// The device and the pair of this process; of a child, its own.
+void open_all(void);
+void close_all(void);
 
 // Connects a new queue pair of this process to another one of the same device.
 void connect_qp(struct ibv_qp *qp, uint32_t to);
@@ -117,4 +119,13 @@ void case_hint_little(void);
 void case_hint_ordinary(void);
 void case_hint_partial(void);
 void case_hint_reused(void);
+void case_borrowed(void);
+void case_borrowed_not(void);
+void case_borrowed_changes(void);
+void case_borrowed_renewed(void);
+void case_borrowed_freed(void);
+void case_borrowed_faults(void);
+void case_borrowed_processes(void);
+void case_borrowed_swapped(void);
+void case_borrowed_storm(void);
 #endif

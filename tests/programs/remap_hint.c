@@ -38,7 +38,7 @@ void case_hint(void) {
     use_for(memory, PAGE, MANY, 1);
     pid_t child = fork();
     if (!child) {
-        open_device();
+        open_all();
         use_for(memory, PAGE, MANY, 1);
         _exit(0);
     }

@@ -3,12 +3,15 @@
 //   stalls fuse|mprotect CONNECTS   connects, then stays in execve, while a sibling that shares its memory has the mmap
 //                                   lock: for as long as a FUSE daemon does not answer, or again and again. Until
 //                                   SIGTERM.
+//   stalls borrow                   asks the router again and again to map a FUSE file of its own, whose daemon answers
+//                                   neither writes nor questions about its file system
 //   stalls exec-loop|dies SECONDS   connects and runs another program at once; connects and dies at once
 //   stalls idle                     opens the device, registers memory and waits
 //   stalls connect CONNECTS         has so many connections, and says nothing
 //   stalls victim                   control verbs until SIGTERM; a dot for each hundred
 //   stalls once                     one session
 #define _GNU_SOURCE
+#include "by_hand.h"
 #include "die.h"
 
 #include <fcntl.h>
@@ -38,6 +41,8 @@ struct signs {
 };
 static struct signs *signs;
 static int connects;
+static bool is_silent_about_itself;
+static char *fuse_page;
 static struct sockaddr_un address; // the router's
 static volatile sig_atomic_t ended;
 
@@ -126,7 +131,7 @@ static void serve_fuse(int device) {
         const struct fuse_in_header *asked = (const void *)in;
         if (asked->opcode == FUSE_WRITE) signs->locked = true;
         bool is_silent = asked->opcode == FUSE_WRITE || asked->opcode == FUSE_FORGET || asked->opcode == FUSE_BATCH_FORGET
-                         || asked->opcode == FUSE_INTERRUPT;
+                         || asked->opcode == FUSE_INTERRUPT || (is_silent_about_itself && asked->opcode == FUSE_STATFS);
         if (is_silent) continue;
         memset(out, 0, sizeof out);
         struct fuse_out_header *header = (void *)out;
@@ -164,6 +169,7 @@ static int slow_to_map(void) {
     char *page = mmap(NULL, PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, cached, 0);
     if (page == MAP_FAILED) die("mmap");
     page[0] = 1;
+    fuse_page = page;
     return uncached;
 }
 
@@ -256,6 +262,36 @@ static int stuck(bool by_fuse) {
     return 0;
 }
 
+// ---- a file whose faults are a daemon's
+
+static int borrow_fuse(void) {
+    struct by_hand hand;
+    uint64_t segment;
+    is_silent_about_itself = true;
+    int id = fork();
+    if (!id) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        slow_to_map();
+        char *shared = mmap(NULL, PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        if (!by_hand_open(&hand)) die("no session");
+        if (by_hand_borrow(&hand, shared, PAGE_BYTES, &segment) == GOOD) printf("memory is borrowed\n");
+        printf("in force\n");
+        for (;;) {
+            if (by_hand_borrow(&hand, fuse_page, PAGE_BYTES, &segment) == GOOD) die("a FUSE file was borrowed");
+            printf("refused\n");
+            usleep(10000);
+        }
+    }
+    while (!ended) {
+        int status;
+        if (waitpid(id, &status, WNOHANG) == id) return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+        usleep(1000);
+    }
+    kill(id, SIGKILL);
+    waitpid(id, NULL, 0);
+    return 0;
+}
+
 // ---- the others
 
 static int in_a_hurry(char **arguments, bool dies) {
@@ -331,6 +367,7 @@ int main(int argc, char **argv) {
     connects = argc > 2 ? atoi(argv[2]) : 0;
     if (!strcmp(what, "fuse") || !strcmp(what, "mprotect")) return stuck(!strcmp(what, "fuse"));
     if (argc > 2 && (!strcmp(what, "exec-loop") || !strcmp(what, "dies"))) return in_a_hurry(argv, !strcmp(what, "dies"));
+    if (!strcmp(what, "borrow")) return borrow_fuse();
     if (!strcmp(what, "idle")) return idle();
     if (!strcmp(what, "victim")) return victim();
     if (!strcmp(what, "once")) return ibv_close_device(device());

@@ -76,8 +76,8 @@ impl Test {
         }
     }
 
-    /// The figure, of the program's last line: count, then in us the median, the average and that over all; in MB/s two,
-    /// in messages a second two.
+    /// The figure, of the program's last line: count; in us the median, the average and that over
+    /// all; in MB/s two; in messages a second two.
     fn figure(&self, text: &str) -> Option<f64> {
         let line = |line: &str| line.split_whitespace().map(|word| word.parse().ok()).collect::<Option<Vec<f64>>>();
         let numbers = text.lines().rev().filter_map(line).find(|numbers| numbers.len() == 8)?;

@@ -49,7 +49,7 @@ impl Plan {
         let mut jobs = Vec::new();
         for operation in Operation::ALL {
             for memory in Memory::OF_TRAFFIC {
-                let few = memory == Memory::Foreign;
+                let few = memory == Memory::SlowPath;
                 for &bytes in sizes.iter().filter(|bytes| !few || SLOW_PATH_BYTES.contains(bytes)) {
                     let slots = match traffic {
                         Traffic::Latency => 1,

@@ -162,6 +162,46 @@ impl Shared {
         Ok(mapping.touched())
     }
 
+    /// Memory of System V, which goes with this mapping.
+    pub fn system_v(bytes: usize) -> io::Result<Self> {
+        // SAFETY: plain numbers; attached at an address of the kernel's choice, which touches no memory that exists.
+        let base = unsafe {
+            let id = libc::shmget(libc::IPC_PRIVATE, bytes, libc::IPC_CREAT | 0o600);
+            if id < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            let base = libc::shmat(id, ptr::null(), 0);
+            libc::shmctl(id, libc::IPC_RMID, ptr::null_mut());
+            base
+        };
+        if base.addr() == usize::MAX {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self { base: base.cast(), bytes }.touched())
+    }
+
+    /// A file that nobody else can map for writing any more.
+    pub fn sealed(bytes: usize) -> io::Result<Self> {
+        const F_SEAL_FUTURE_WRITE: i32 = 0x10;
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new file, which nothing else knows of, and a new mapping of it at an address of the kernel's
+        // choice.
+        let base = unsafe {
+            let file = libc::memfd_create(c"sealed".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
+            if file < 0 || libc::ftruncate(file, bytes as libc::off_t) != 0 {
+                return Err(io::Error::last_os_error());
+            }
+            let base = libc::mmap(ptr::null_mut(), bytes, protection, libc::MAP_SHARED, file, 0);
+            libc::fcntl(file, libc::F_ADD_SEALS, F_SEAL_FUTURE_WRITE);
+            libc::close(file);
+            base
+        };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self { base: base.cast(), bytes }.touched())
+    }
+
     /// Private, its pages not yet there.
     pub fn untouched(bytes: usize) -> io::Result<Self> {
         Self::map(bytes, libc::MAP_PRIVATE)

@@ -5,8 +5,8 @@
 use crate::commands::PendingCommands;
 use crate::lock;
 use crate::session::{Session, exchange_bytes};
-use freeflow_protocol::encode;
 use freeflow_protocol::library::{Handle, Reply, Request};
+use freeflow_protocol::{FEATURE_BORROWED_SEGMENTS, encode};
 use freeflow_shm::monotonic_ns;
 use freeflow_verbs::VerbsError;
 use std::ops::Range;
@@ -31,6 +31,22 @@ impl Session {
     /// Another descriptor of a segment.
     pub fn reopen_segment(&self, segment: Handle) -> Result<OwnedFd, VerbsError> {
         self.segment_of(&Request::ReopenSegment { segment }).map(|(_, _, descriptor)| descriptor)
+    }
+
+    /// A segment that is the file which this process has mapped at these addresses. It has no
+    /// descriptor.
+    ///
+    /// # Errors
+    /// NotSupported: this memory is nothing that the router can map.
+    pub fn borrow_segment(&self, addresses: &Range<u64>) -> Result<Handle, VerbsError> {
+        if !self.speaks(FEATURE_BORROWED_SEGMENTS) {
+            return Err(VerbsError::NotSupported);
+        }
+        let (address, length) = (addresses.start, addresses.end - addresses.start);
+        match self.call(&Request::BorrowSegment { address, length })? {
+            (Reply::Segment { segment, .. }, _) => Ok(segment),
+            _ => Err(self.nonsense()),
+        }
     }
 
     fn segment_of(&self, request: &Request) -> Result<(Handle, u64, OwnedFd), VerbsError> {

@@ -237,6 +237,11 @@ impl Session {
         &self.welcome.device
     }
 
+    /// Whether the router understands a feature of the protocol, too.
+    pub(crate) fn speaks(&self, feature: u64) -> bool {
+        self.welcome.protocol.features & feature != 0
+    }
+
     /// GID table of port 1.
     pub fn gids(&self) -> &[Gid] {
         &self.welcome.gids

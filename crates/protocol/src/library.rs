@@ -215,6 +215,13 @@ pub enum Request {
     /// A step of a connection, and what it means to its QP. → `CmStepped`. After an error the QP
     /// may have been modified.
     CmStep { qp: Handle, step: CmStep },
+    /// The router maps the file that the process itself has mapped, shared, at these addresses, and makes a segment of
+    /// it: shared memory of System V and POSIX, memfds, anonymous shared mappings, files of tmpfs. Both
+    /// are multiples of the page; one area of the process' map covers all of it. → `Segment`, without a descriptor: it
+    /// is reported by `MapPart`, given up by `UnmapPart` and `DestroySegment`, and never granted to peers.
+    /// NotSupported: the memory is none of these, or the router can't reach it so. NoMemory: beyond a limit. Only after
+    /// [`FEATURE_BORROWED_SEGMENTS`](crate::FEATURE_BORROWED_SEGMENTS) was agreed on.
+    BorrowSegment { address: u64, length: u64 },
 }
 
 /// Parameters that make an SRQ one for XRC.

@@ -3,9 +3,10 @@
 //! again.
 //!
 //! *Remapped* are whole pages wholly inside a region, in private anonymous memory that is readable,
-//! writable and not executable, and no stack in use. All else (edges, files, shared memory, huge
-//! pages, memory beyond a limit) stays where it is, and the router reaches it by its slow path. No
-//! registration fails for any of this.
+//! writable and not executable, and no stack in use. Memory that the program shares by a file of
+//! its own stays where it is, and the router maps that file, if it can (`borrowed`). All else
+//! (edges, files on disk, memory beyond a limit) stays where it is, and the router reaches it by
+//! its slow path. No registration fails for any of this.
 //!
 //! *Arenas*: a segment stands for one stretch of addresses, and a page's offset in it is its
 //! distance from the stretch's beginning. So pages that are neighbours in memory are neighbours in
@@ -46,6 +47,7 @@
 //! assert!(freeflow_remap::check_mapped(start, 4096, false).is_ok());
 //! assert_eq!(freeflow_remap::check_mapped(start, 4096, true).err(), Some(VerbsError::BadAddress));
 //! ```
+mod borrowed;
 mod commands;
 mod first_stack;
 mod fork;
@@ -92,6 +94,7 @@ pub enum Placement {
 pub fn prepare(session: &Arc<Session>, region: RegionSpan, placement: Placement, mut map: Option<ProcessMap>) {
     locked().with(|table| {
         let renewed = table.forget_gone(session, region.touched_pages(), &mut map);
+        table.borrowed.forget_not_shown(region.touched_pages(), &mut map);
         let may_move = placement != Placement::Unmoved && !session.is_dead();
         if may_move && !table::is_enabled() && hints::are_enabled() {
             // The router's commands show that the slow path is used.
@@ -101,6 +104,7 @@ pub fn prepare(session: &Arc<Session>, region: RegionSpan, placement: Placement,
             table.retry_pending(session);
             // Without them, what is not moved now never will be.
             table.receives_commands(session);
+            table.borrow(session, region.touched_pages(), &mut map);
             let is_exclusive = placement == Placement::Exclusive;
             table.move_in(session, region.whole_pages(), table::Known { renewed, map }, is_exclusive);
         }
@@ -111,7 +115,11 @@ pub fn prepare(session: &Arc<Session>, region: RegionSpan, placement: Placement,
 /// Forgets pages that the program has unmapped or moved. To be called before a region over this
 /// memory changes its rights and stays where it is.
 pub fn refresh(session: &Session, start: u64, length: u64) {
-    locked().with(|table| table.forget_gone(session, touched_pages(start, length), &mut None));
+    locked().with(|table| {
+        let (pages, mut map) = (touched_pages(start, length), None);
+        table.forget_gone(session, pages.clone(), &mut map);
+        table.borrowed.forget_not_shown(pages, &mut map);
+    });
 }
 
 /// Ends the effect of [`prepare`], once the router uses nothing of the region any more. On return
@@ -120,6 +128,7 @@ pub fn release(session: &Session, region: RegionSpan) {
     session.outlast_peers();
     let mut other_thread = locked().with(|table| {
         if table.remove_region(region) {
+            table.give_back(region.touched_pages());
             table.move_out(session, region.touched_pages());
             table.retry_pending(session);
         }
@@ -139,6 +148,7 @@ pub fn release_all(session: &Session, owner: usize) {
     locked().with(|table| {
         for region in table.regions_of(owner) {
             if table.remove_region(region) {
+                table.give_back(region.touched_pages());
                 table.move_out(session, region.touched_pages());
             }
         }

@@ -1,4 +1,5 @@
 //! The bookkeeping of one process: arenas, what lies in them, which regions touch what.
+use crate::borrowed::Borrowed;
 use crate::commands;
 use crate::first_stack::{self, AsidePages, is_first_stack};
 use crate::hints::{Hints, Line, Obstacle};
@@ -139,6 +140,8 @@ pub(crate) struct Table {
     pub(super) copied: Vec<Copied>,
     /// The sessions whose commands were asked for, and the threads that receive them.
     commands: BTreeMap<u64, Option<Arc<commands::Task>>>,
+    /// Memory that the program shares by a file of its own.
+    pub(super) borrowed: Borrowed,
     /// Memory that shall be shared, by session, and how often that was asked for.
     share_requests: VecDeque<(u64, ShareRequest, u32)>,
     pub(super) hints: Hints,
@@ -309,6 +312,19 @@ impl Table {
         regions.flat_map(|(&region, &count)| (0..count).map(move |_| region)).collect()
     }
 
+    /// Has the router map the files under these pages that the program shares.
+    pub fn borrow(&mut self, session: &Arc<Session>, pages: Range<u64>, maps: &mut Option<ProcessMap>) {
+        let Self { borrowed, arenas, copied, remapped, .. } = self;
+        let is_own =
+            |file| arenas.iter().any(|arena| arena.file == file) || copied.iter().any(|copied| copied.file == file);
+        borrowed.borrow(session, pages, maps, remapped, &is_own);
+    }
+
+    /// Gives up what was borrowed among these pages and no region touches any more.
+    pub fn give_back(&mut self, pages: Range<u64>) {
+        self.borrowed.give_back(pages, &self.touches);
+    }
+
     // ---- into arenas
 
     /// Places what can be remapped of these pages; no region that the router knows of touches what
@@ -436,6 +452,7 @@ impl Table {
             self.remapped.remove(piece);
         }
         self.drop_copies(range.clone());
+        self.borrowed.forget(&range);
         let arena = &mut self.arenas[at];
         arena.remapped_bytes += range.end - range.start;
         let (number, segment, offset) = (arena.number, arena.segment, range.start - arena.base);

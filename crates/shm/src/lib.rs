@@ -68,6 +68,8 @@ mod segment;
 #[cfg(not(loom))]
 mod session;
 #[cfg(not(loom))]
+mod shared_area;
+#[cfg(not(loom))]
 mod sigbus;
 #[cfg(not(loom))]
 mod signals;
@@ -106,6 +108,8 @@ pub use room::Room;
 pub use segment::{AccessError, OutOfBounds, Segment, forbid_writing, foreign_memory};
 #[cfg(not(loom))]
 pub use session::SessionSegment;
+#[cfg(not(loom))]
+pub use shared_area::SharedArea;
 #[cfg(not(loom))]
 pub use sigbus::install_sigbus_guard;
 #[cfg(not(loom))]

@@ -85,7 +85,8 @@ impl Segment {
 
     fn create_sealed(name: &str, bytes: usize, seals: SealFlags) -> io::Result<(Self, OwnedFd)> {
         let fd = sealed_memory(name, bytes, seals)?;
-        let segment = Self::map_with(fd.as_fd(), page_multiple(bytes)?, ProtFlags::READ | ProtFlags::WRITE, None)?;
+        let rights = ProtFlags::READ | ProtFlags::WRITE;
+        let segment = Self::map_with(fd.as_fd(), 0, page_multiple(bytes)?, rights, None)?;
         Ok((segment, fd))
     }
 
@@ -115,19 +116,43 @@ impl Segment {
         page_multiple(bytes)?;
         let length = rustix::fs::fstat(fd)?.st_size;
         if u64::try_from(length).is_ok_and(|length| length >= bytes as u64) {
-            Self::map_with(fd, bytes, rights, at)
+            Self::map_with(fd, 0, bytes, rights, at)
         } else {
             Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the segment is shorter than said"))
         }
     }
 
+    /// Maps `bytes` of a file that another process made and may change as it likes: shrink it, punch holes into it.
+    /// Both numbers are multiples of the file's pages. An access to a page that is not there, or lies beyond the
+    /// file's end, answers [`AccessError::Missing`]; this process allocates no page of it.
+    ///
+    /// # Errors
+    /// `UnexpectedEof` if the file is shorter; what `mmap` says, so EPERM where the file is sealed against writing;
+    /// as [`Self::refuse_missing`].
+    pub fn borrow(fd: BorrowedFd<'_>, offset: u64, bytes: usize) -> io::Result<Self> {
+        let end = offset.checked_add(page_multiple(bytes)? as u64).ok_or(io::ErrorKind::InvalidInput)?;
+        let length = u64::try_from(rustix::fs::fstat(fd)?.st_size).unwrap_or(0);
+        if length.checked_next_multiple_of(crate::sys::page_bytes() as u64).is_none_or(|length| length < end) {
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file is shorter than its mapping"));
+        }
+        let mut segment = Self::map_with(fd, offset, bytes, ProtFlags::READ | ProtFlags::WRITE, None)?;
+        segment.refuse_missing()?;
+        Ok(segment)
+    }
+
     /// `at`: only by [`Self::map_over`].
-    fn map_with(fd: BorrowedFd<'_>, bytes: usize, rights: ProtFlags, at: Option<usize>) -> io::Result<Self> {
+    fn map_with(
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        bytes: usize,
+        rights: ProtFlags,
+        at: Option<usize>,
+    ) -> io::Result<Self> {
         let flags = MapFlags::SHARED | if at.is_some() { MapFlags::FIXED } else { MapFlags::empty() };
         let at = std::ptr::without_provenance_mut(at.unwrap_or(0));
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory that exists,
         // and one at a given address none of anybody else's, by the caller of `map_over`.
-        let base = unsafe { rustix::mm::mmap(at, bytes, rights, flags, fd, 0)? };
+        let base = unsafe { rustix::mm::mmap(at, bytes, rights, flags, fd, offset)? };
         let base = NonNull::new(base.cast::<u8>()).expect("mmap without MAP_FIXED gives no null");
         match Registration::new(base.as_ptr() as usize, page_multiple(bytes)?) {
             Ok(registration) => Ok(Self { base, bytes, registration, refuses_missing: false }),

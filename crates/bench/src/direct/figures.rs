@@ -28,11 +28,12 @@ pub struct Figure {
 /// Title, and its figures.
 type Figures = (&'static str, fn() -> Vec<Figure>);
 
-pub const TABLES: [Figures; 7] = [
+pub const TABLES: [Figures; 8] = [
     ("small messages, one way", latency),
     ("small messages a second", rates),
     ("streams", streams),
     ("buffers that are not whole pages", buffers),
+    ("foreign memory by kind", foreign),
     ("round trips when everything is routed", routed),
     ("two kinds of message by turns", mixes),
     ("many pairs at once", pairs),
@@ -164,6 +165,35 @@ fn buffers() -> Vec<Figure> {
         .into_iter()
         .flat_map(|bytes| Operation::ALL.map(|operation| trip(operation, bytes, operation == Operation::Send)));
     streams.chain(trips).collect()
+}
+
+/// Memory that the program shares by a file of its own, beside ordinary memory. The router grants none of it, so its
+/// WRITEs and READs are routed.
+fn foreign() -> Vec<Figure> {
+    const MB: usize = 1 << 20;
+    let is_direct = |operation: Operation, bytes: usize| operation == Operation::Send && bytes < MB;
+    let measured = move |memory: Memory, operation: Operation, bytes: usize| {
+        let (is_stream, what) = (bytes == MB, format!("{} {}, {}", operation.name(), size(bytes), memory.name()));
+        let is_direct = is_direct(operation, bytes);
+        let limit = if is_direct { "ordinary memory" } else { "ordinary memory, routed" };
+        let (unit, floor, aim) = if is_stream { ("Gb/s", 0.8, 0.95) } else { ("us", 1.4, 1.15) };
+        let measure = move |bench: &mut Bench<'_>, memory: Memory| match is_stream {
+            true => bench.stream(memory, operation, bytes),
+            false => bench.round_trip(memory, operation, bytes),
+        };
+        Figure {
+            wanted: Wanted { group: "foreign", what, limit, unit, floor, aim },
+            limit: Box::new(move |bench| {
+                let ordinary = |bench: &mut Bench<'_>| measure(bench, Memory::Ordinary);
+                let figure = if is_direct { ordinary(bench) } else { bench.routed(ordinary) };
+                figure.map(|figure| figure.value)
+            }),
+            value: Box::new(move |bench| measure(bench, memory)),
+        }
+    };
+    let kinds = [Memory::Foreign, Memory::SystemV];
+    let of_kind = |memory| [64, MB].map(|bytes| Operation::ALL.map(|operation| measured(memory, operation, bytes)));
+    kinds.into_iter().flat_map(of_kind).flatten().collect()
 }
 
 fn routed() -> Vec<Figure> {

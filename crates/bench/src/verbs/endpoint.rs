@@ -88,6 +88,8 @@ impl Device {
             Memory::Unaligned => from(MALLOC_HEADER_BYTES, Shared::private(bytes + MALLOC_HEADER_BYTES)),
             Memory::Huge => mapped(Shared::huge(bytes)),
             Memory::Foreign => mapped(Shared::new(bytes)),
+            Memory::SystemV => mapped(Shared::system_v(bytes)),
+            Memory::SlowPath => mapped(Shared::sealed(bytes)),
             Memory::Shared => {
                 let allocate = self.library.malloc.ok_or("this libibverbs has no ibv_malloc")?;
                 // SAFETY: a plain number.

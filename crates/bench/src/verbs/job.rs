@@ -31,13 +31,17 @@ pub enum Memory {
     Unaligned,
     /// Ordinary, in transparent huge pages as far as the kernel has them.
     Huge,
-    /// Shared with others already, so that it can't be shared with the router: reached by its helper.
+    /// Anonymous, and shared by the program itself: the router maps its file.
     Foreign,
+    /// The same, of System V: UCX has its buffers there.
+    SystemV,
+    /// Shared by a file that the router can't map: reached by its helper.
+    SlowPath,
 }
 
 impl Memory {
     /// Kinds of memory for traffic; huge pages make no difference there.
-    pub const OF_TRAFFIC: [Self; 3] = [Self::Shared, Self::Ordinary, Self::Foreign];
+    pub const OF_TRAFFIC: [Self; 3] = [Self::Shared, Self::Ordinary, Self::SlowPath];
     pub const ALL: [Self; 4] = [Self::Shared, Self::Ordinary, Self::Huge, Self::Foreign];
 
     pub fn name(self) -> &'static str {
@@ -47,6 +51,8 @@ impl Memory {
             Self::Unaligned => "unaligned",
             Self::Huge => "huge pages",
             Self::Foreign => "foreign",
+            Self::SystemV => "System V",
+            Self::SlowPath => "slow path",
         }
     }
 }

@@ -26,8 +26,8 @@ const THREADS_MAX: u64 = 1024;
 const PAGE_BYTES: u64 = 4096;
 /// Of a thread: its stack and the page that guards it.
 const THREAD_MAPPINGS: u64 = 2;
-/// Of one connection: socket, pidfd, memory, tasks, kick.
-const CONNECTION_DESCRIPTORS: u64 = 5;
+/// Of one connection: socket, pidfd, memory, maps, tasks, kick.
+const CONNECTION_DESCRIPTORS: u64 = 6;
 
 struct Pool {
     held: AtomicU64,

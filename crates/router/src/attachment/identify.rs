@@ -1,8 +1,9 @@
-//! Identification of clients: looking at a process takes calls that its own kernel objects can hold
+//! Threads of one vNIC that look at its processes: that takes calls which its own kernel objects can hold
 //! up without end. `open` of `/proc/PID/mem` waits for an `execve` of that process, which waits for
 //! whoever holds its mmap lock: a sibling that shares the memory may hold it for ever, in an `mmap`
 //! of a FUSE file. So a few threads of the vNIC do that; the control thread accepts, asks the
-//! socket for credentials and pidfd, which never waits, and gets the rest as a message.
+//! socket for credentials and pidfd, which never waits, and gets the rest as a message. Threads of another kind open
+//! what processes have mapped ([`borrow`](crate::attachment::borrow)).
 //!
 //! Invariant: a vNIC has [`THREAD_COUNT_MAX`] of these threads at most, however many are stuck, and
 //! [`WAITING_COUNT_MAX`] connections with them. Beyond that connections wait where they take no
@@ -30,8 +31,8 @@ struct State {
 }
 
 /// Nobody waits with the lock held.
-#[derive(Default)]
 struct Shared {
+    kind: ThreadKind,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -57,11 +58,14 @@ impl Shared {
     }
 }
 
-/// The threads of one vNIC. They end by themselves.
-#[derive(Default)]
+/// The threads of one vNIC, of one kind. They end by themselves.
 pub struct Identifiers(Arc<Shared>);
 
 impl Identifiers {
+    pub fn new(kind: ThreadKind) -> Self {
+        Self(Arc::new(Shared { kind, state: Mutex::default(), changed: Condvar::new() }))
+    }
+
     /// Has one of the threads do it. Gives it back if there is none and none can be made.
     pub fn submit(&self, task: Task) -> Result<(), Task> {
         let mut state = self.0.lock();
@@ -71,12 +75,12 @@ impl Identifiers {
         } else if state.threads < THREAD_COUNT_MAX {
             let shared = self.0.clone();
             let body = move || {
-                privileges::enter(ThreadKind::Identify);
+                privileges::enter(shared.kind);
                 while let Some(task) = shared.next() {
                     task();
                 }
             };
-            let thread = std::thread::Builder::new().name("ff-identify".into()).stack_size(STACK_BYTES);
+            let thread = std::thread::Builder::new().name(self.0.kind.name().into()).stack_size(STACK_BYTES);
             if thread.spawn(body).is_ok() {
                 state.threads += 1;
             } else if state.threads == 0 {
@@ -101,7 +105,7 @@ mod tests {
 
     #[test]
     fn stuck_threads_are_few_and_what_waits_is_given_back() {
-        let identifiers = Identifiers::default();
+        let identifiers = Identifiers::new(ThreadKind::Identify);
         let (began, begun) = channel();
         let (release, released) = channel::<()>();
         let released = Arc::new(Mutex::new(released));

@@ -1,9 +1,11 @@
 //! The router shares a kernel with the vNIC's processes: it opens their memory, watches a pidfd,
 //! stops their threads, and holds one end of the sockets that they read events from.
 use crate::admission::account::Account;
+use crate::attachment::borrow::{BorrowAnswer, Borrowers, Borrowing, MappingProcess};
 use crate::attachment::identify::Identifiers;
 use crate::attachment::{AttachedProcess, Attachment, Found, Peer};
 use crate::base::deferred_drop::Closer;
+use crate::base::privileges::ThreadKind;
 use crate::memory::entrusted::Entrusted;
 use crate::memory::freezer::{Answer, FreezeCommand, Freezer, Process};
 use crate::memory::quiesce::Gated;
@@ -17,9 +19,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Descriptors of a process: `/proc/PID/mem` and `/proc/PID/task`.
+/// Descriptors of a process: `/proc/PID/mem`, `/proc/PID/maps` and `/proc/PID/task`.
 struct Opened {
     memory: File,
+    maps: File,
     tasks: OwnedFd,
 }
 
@@ -28,6 +31,7 @@ impl Opened {
     fn of(credentials: PeerCredentials, pidfd: &OwnedFd) -> io::Result<Self> {
         let path = format!("/proc/{}/mem", credentials.pid);
         let memory = OpenOptions::new().read(true).write(true).open(&path)?;
+        let maps = File::open(format!("/proc/{}/maps", credentials.pid))?;
         let tasks = rustix::fs::open(
             format!("/proc/{}/task", credentials.pid),
             OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
@@ -42,7 +46,7 @@ impl Opened {
         if !fd::pidfd_alive(pidfd) {
             return Err(io::Error::other("the process ended at once"));
         }
-        Ok(Self { memory, tasks })
+        Ok(Self { memory, maps, tasks })
     }
 }
 
@@ -53,19 +57,22 @@ pub struct Local {
     closer: Arc<Closer>,
     /// Look at who connects.
     identifiers: Identifiers,
+    /// Open what processes have mapped.
+    borrowers: Arc<Borrowers>,
 }
 
 impl Local {
     pub fn new(account: Arc<Account>, closer: Arc<Closer>) -> Self {
-        Self { account, closer, identifiers: Identifiers::default() }
+        let identifiers = Identifiers::new(ThreadKind::Identify);
+        Self { account, closer, identifiers, borrowers: Arc::default() }
     }
 }
 
 impl Attachment for Local {
     fn identify(&self, peer: Peer, found: Found) -> Result<(), Box<dyn Any + Send>> {
-        let (account, closer) = (self.account.clone(), self.closer.clone());
+        let (account, closer, borrowers) = (self.account.clone(), self.closer.clone(), self.borrowers.clone());
         let task = move || {
-            let process = LocalProcess::of(peer, account, closer);
+            let process = LocalProcess::of(peer, account, closer, borrowers);
             found(process.map(|process| Box::new(process) as Box<dyn AttachedProcess>));
         };
         self.identifiers.submit(Box::new(task)).map_err(|task| Box::new(task) as Box<dyn Any + Send>)
@@ -76,7 +83,7 @@ impl Attachment for Local {
     }
 
     fn take_waiting(&self) -> Box<dyn Any + Send> {
-        Box::new(self.identifiers.take_waiting())
+        Box::new((self.identifiers.take_waiting(), self.borrowers.take_waiting()))
     }
 
     fn ended(&self) -> Option<&'static str> {
@@ -90,16 +97,18 @@ pub struct LocalProcess {
     uid: u32,
     memory: Arc<Gated<Entrusted<File>>>,
     tasks: Arc<Entrusted<OwnedFd>>,
+    maps: Arc<Entrusted<File>>,
     account: Arc<Account>,
+    borrowers: Arc<Borrowers>,
     /// Nobody waits with the lock held.
     freezer: Mutex<Freezer>,
 }
 
 impl LocalProcess {
     /// May wait for the process.
-    fn of(peer: Peer, account: Arc<Account>, closer: Arc<Closer>) -> io::Result<Self> {
+    fn of(peer: Peer, account: Arc<Account>, closer: Arc<Closer>, borrowers: Arc<Borrowers>) -> io::Result<Self> {
         let Peer { credentials, pidfd, charge } = peer;
-        let Opened { memory, tasks } = match Opened::of(credentials, &pidfd) {
+        let Opened { memory, maps, tasks } = match Opened::of(credentials, &pidfd) {
             Ok(opened) => opened,
             Err(error) => {
                 closer.close((pidfd, charge), 1);
@@ -110,8 +119,10 @@ impl LocalProcess {
             pidfd,
             uid: credentials.uid,
             memory: Arc::new(Gated::new(Entrusted::new(memory, charge.clone(), closer.clone()))),
+            maps: Arc::new(Entrusted::new(maps, charge.clone(), closer.clone())),
             tasks: Arc::new(Entrusted::new(tasks, charge, closer)),
             account,
+            borrowers,
             freezer: Mutex::default(),
         })
     }
@@ -133,6 +144,11 @@ impl AttachedProcess for LocalProcess {
     fn freeze(&self, command: FreezeCommand, answer: Answer) {
         let process = Process { tasks: self.tasks.clone(), uid: self.uid, gate: self.memory.gate.clone() };
         self.freezer().submit(command, process, &self.account, answer);
+    }
+
+    fn borrow(&self, place: Borrowing, answer: BorrowAnswer) {
+        let process = MappingProcess { tasks: self.tasks.clone(), maps: self.maps.clone(), uid: self.uid };
+        self.borrowers.submit(process, place, answer);
     }
 
     fn let_go(&self) {

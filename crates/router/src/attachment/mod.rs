@@ -4,12 +4,14 @@
 //! libraries get their events. An [`AttachedProcess`] is a connection's: its memory by address, its
 //! threads, its end.
 //!
-//! - [`local`]: the router shares a kernel with the processes ([`identify`]: the threads that look at them);
+//! - [`local`]: the router shares a kernel with the processes ([`identify`]: the threads that look at them; [`borrow`]:
+//!   what those have mapped);
 //! - [`remote`]: another process does, the vNIC's near half, at the other end of a stream ([`relay`]: events);
 //! - [`near`]: that near half; [`near_halves`]: those of a router, for tests.
 //!
 //! Memory that router and process share (segments, rings) needs none of this.
 
+pub mod borrow;
 pub mod identify;
 pub mod local;
 pub mod near;
@@ -20,6 +22,7 @@ pub mod remote;
 mod remote_tests;
 
 use crate::admission::account::Charge;
+use crate::attachment::borrow::{BorrowAnswer, Borrowing};
 use crate::memory::freezer::{Answer, FreezeCommand};
 use crate::memory::slow_path::TenantMemory;
 use freeflow_shm::fd::PeerCredentials;
@@ -73,6 +76,9 @@ pub trait AttachedProcess: Send + Sync {
 
     /// Has its threads frozen or let go; never waits.
     fn freeze(&self, command: FreezeCommand, answer: Answer);
+
+    /// Has the file mapped that the process shares at some addresses; never waits.
+    fn borrow(&self, place: Borrowing, answer: BorrowAnswer);
 
     /// The connection has ended: threads that are frozen are let go.
     fn let_go(&self);

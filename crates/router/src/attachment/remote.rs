@@ -11,6 +11,7 @@
 //! stream at most. An answer that is longer than [`ANSWER_TIME_MAX`] in coming ends it, and
 //! so does one that nobody asked for.
 use crate::admission::account::Charge;
+use crate::attachment::borrow::{BorrowAnswer, Borrowing};
 use crate::attachment::relay::Relays;
 use crate::attachment::{AttachedProcess, Attachment, Found, Peer};
 use crate::base::privileges::{self, ThreadKind};
@@ -271,6 +272,11 @@ impl AttachedProcess for RemoteProcess {
             });
         };
         shared.ask(request, &message, None, Box::new(then));
+    }
+
+    fn borrow(&self, _: Borrowing, answer: BorrowAnswer) {
+        // Its near half would have to hand over the descriptor: such memory stays on the slow path.
+        answer(Err(VerbsError::NotSupported));
     }
 
     fn let_go(&self) {

@@ -24,8 +24,17 @@ use std::sync::OnceLock;
 
 /// Capabilities of the process while it starts: for its sockets' options and ports, its limit of
 /// descriptors, its directories.
-const CAPABILITIES_OF_START: &[&str] =
-    &["CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_NET_ADMIN", "CAP_NET_BIND_SERVICE", "CAP_SYS_PTRACE", "CAP_SYS_RESOURCE"];
+const CAPABILITIES_OF_START: &[&str] = &[
+    "CAP_CHECKPOINT_RESTORE",
+    "CAP_DAC_OVERRIDE",
+    "CAP_FOWNER",
+    "CAP_NET_ADMIN",
+    "CAP_NET_BIND_SERVICE",
+    "CAP_SYS_PTRACE",
+    "CAP_SYS_RESOURCE",
+];
+/// Of those, what looks at tenants' processes.
+const CAPABILITIES_OF_LOOKING: &[&str] = &["CAP_CHECKPOINT_RESTORE", "CAP_SYS_PTRACE"];
 
 /// Capabilities of the process of near halves, all of them for threads that it begins.
 const CAPABILITIES_OF_NEAR_HALVES: &[&str] = &["CAP_DAC_OVERRIDE", "CAP_SYS_PTRACE"];
@@ -45,6 +54,7 @@ pub enum ThreadKind {
     ApiDisk,
     Attachment,
     Audit,
+    Borrow,
     Capture,
     Closer,
     Control,
@@ -62,12 +72,13 @@ pub enum ThreadKind {
 }
 
 impl ThreadKind {
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::Main,
         Self::Api,
         Self::ApiDisk,
         Self::Attachment,
         Self::Audit,
+        Self::Borrow,
         Self::Capture,
         Self::Closer,
         Self::Control,
@@ -92,6 +103,7 @@ impl ThreadKind {
             Self::ApiDisk => "ff-api-disk",
             Self::Attachment => "ff-attachment",
             Self::Audit => "ff-audit",
+            Self::Borrow => "ff-borrow",
             Self::Capture => "ff-capture",
             Self::Closer => "ff-closer",
             Self::Control => "ff-control",
@@ -111,6 +123,8 @@ impl ThreadKind {
 
     fn capabilities(self) -> &'static [&'static str] {
         match self {
+            // Opens the files that a process has mapped, by /proc/PID/map_files.
+            Self::Borrow => &["CAP_CHECKPOINT_RESTORE", "CAP_DAC_OVERRIDE", "CAP_SYS_PTRACE"],
             // Opens /proc/PID/mem of whoever connects, of whatever user.
             Self::Identify => &["CAP_DAC_OVERRIDE", "CAP_SYS_PTRACE"],
             // Stops the threads of a process that moves its memory.
@@ -122,7 +136,8 @@ impl ThreadKind {
     /// Capabilities that it has for threads which it begins, besides its own.
     fn hands_on(self) -> &'static [&'static str] {
         match self {
-            Self::Control | Self::Near | Self::NearHalves => &["CAP_DAC_OVERRIDE", "CAP_SYS_PTRACE"],
+            Self::Control => &["CAP_CHECKPOINT_RESTORE", "CAP_DAC_OVERRIDE", "CAP_SYS_PTRACE"],
+            Self::Near | Self::NearHalves => &["CAP_DAC_OVERRIDE", "CAP_SYS_PTRACE"],
             _ => &[],
         }
     }
@@ -150,7 +165,9 @@ impl Role {
     fn capabilities(self) -> CapabilitySet {
         match self {
             Self::Router => capability_set(CAPABILITIES_OF_START),
-            Self::RouterWithNearHalves => capability_set(CAPABILITIES_OF_START) - CapabilitySet::SYS_PTRACE,
+            Self::RouterWithNearHalves => {
+                capability_set(CAPABILITIES_OF_START) - capability_set(CAPABILITIES_OF_LOOKING)
+            }
             Self::NearHalves => capability_set(CAPABILITIES_OF_NEAR_HALVES),
         }
     }

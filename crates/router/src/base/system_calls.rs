@@ -56,9 +56,12 @@ const LOCAL_OR_IP: When = is_one_of(0, &[libc::AF_UNIX as u32, libc::AF_INET as 
 /// Names of threads and mappings; PR_GET_AUXV, which rustix asks.
 const NAMES: When =
     is_one_of(0, &[libc::PR_SET_NAME as u32, libc::PR_GET_NAME as u32, libc::PR_SET_VMA as u32, 0x4155_5856]);
-/// UFFDIO_API and UFFDIO_REGISTER (crates/shm/src/missing.rs), and flags of a descriptor.
-const DESCRIPTOR: When =
-    is_one_of(1, &[0xc018_aa3f, 0xc020_aa00, libc::FIONBIO as u32, libc::FIOCLEX as u32, libc::FIONREAD as u32]);
+/// UFFDIO_API and UFFDIO_REGISTER (crates/shm/src/missing.rs), PROCMAP_QUERY (crates/shm/src/shared_area.rs), and flags
+/// of a descriptor.
+const DESCRIPTOR: When = is_one_of(
+    1,
+    &[0xc018_aa3f, 0xc020_aa00, 0xc068_6611, libc::FIONBIO as u32, libc::FIOCLEX as u32, libc::FIONREAD as u32],
+);
 /// PTRACE_GETREGS, SETREGS, DETACH, SEIZE, INTERRUPT: no memory.
 const STOPS: When = is_one_of(0, &[12, 13, 17, 0x4206, 0x4207]);
 
@@ -335,6 +338,8 @@ fn purposes(kind: ThreadKind) -> &'static [&'static [Call]] {
         ThreadKind::Api => &[EVENTS, FILES, SOCKETS, PROCESSES],
         ThreadKind::ApiDisk | ThreadKind::Audit | ThreadKind::Store | ThreadKind::Sysfs => &[FILES, FILES_CHANGED],
         ThreadKind::Attachment => &[EVENTS, SOCKETS],
+        // Opens the files that a process shares, and maps them.
+        ThreadKind::Borrow => &[FILES, OPENING, SEGMENTS],
         ThreadKind::Capture => &[],
         // Closes; the sockets and files are a tenant's.
         ThreadKind::Closer => &[],
@@ -358,6 +363,7 @@ fn begun_by(kind: ThreadKind) -> &'static [ThreadKind] {
         // Also what a job that it runs in the worker's place begins.
         ThreadKind::Control => &[
             ThreadKind::Attachment,
+            ThreadKind::Borrow,
             ThreadKind::Capture,
             ThreadKind::Closer,
             ThreadKind::SlowPath,

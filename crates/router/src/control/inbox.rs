@@ -7,6 +7,7 @@
 use crate::admission::address_map::AddressMap;
 use crate::base::slab::Key;
 use crate::control::message::Message;
+use crate::control::requests_remap::borrowed;
 use crate::control::session::{Answer, Connection};
 use crate::control::session::{Handled, Outcome};
 use crate::control::store_slot::QueuedCommand;
@@ -125,6 +126,9 @@ impl Control {
             Message::ThreadsFrozen { connection, result } => {
                 let answer = result.map_or_else(Answer::from, |()| Answer::done());
                 self.handle_request_done(connection, |_| answer);
+            }
+            Message::SegmentBorrowed { connection, result } => {
+                self.handle_request_done(connection, |connection| borrowed(connection, result));
             }
             Message::MemoryFreed { connection, answer } => self.handle_request_done(connection, |_| answer),
             Message::Stored { store, stored } => self.handle_stored(store, stored),

@@ -13,6 +13,7 @@ use crate::peering::Update;
 use freeflow_hostnet::inventory::Inventory;
 use freeflow_orchestrator::access::AccessTable;
 use freeflow_orchestrator::{Command, Refusal};
+use freeflow_shm::Segment;
 use freeflow_shm::fd::PeerCredentials;
 use freeflow_verbs::VerbsError;
 use std::io;
@@ -50,6 +51,11 @@ pub(crate) enum Message {
     ThreadsFrozen {
         connection: Key,
         result: Result<(), VerbsError>,
+    },
+    /// A file that a connection's process shares was mapped, or can't be. The charge is the segment's.
+    SegmentBorrowed {
+        connection: Key,
+        result: Result<(Segment, Charge), VerbsError>,
     },
     /// Objects that a connection's request took out are freed: this is its answer.
     MemoryFreed {

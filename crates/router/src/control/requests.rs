@@ -3,6 +3,7 @@
 //! A command that has to wait for copies in flight is executed again each turn, for at most
 //! [`COMMAND_TIME_MAX`](crate::dataplane::command::COMMAND_TIME_MAX).
 use crate::admission::account::{Charge, OverLimit};
+use crate::attachment::borrow::Borrowing;
 use crate::base::deferred_drop::AndThen;
 use crate::base::slab::Key;
 use crate::control::message::Message;
@@ -107,6 +108,7 @@ impl Control {
             Request::DestroyAh { ah } => self.destroy_ah(at, ah),
             Request::Cm(request) => self.handle_cm(key, request),
             Request::CmStep { qp, step } => self.handle_step(at, qp, step),
+            Request::BorrowSegment { address, length } => self.borrow_segment(key, Borrowing { address, length }),
             request => self.handle_qp_request(at, request),
         }
     }
@@ -290,7 +292,11 @@ impl Control {
         let command = DestroySegment { session, handle: segment, segment: memory, mapped_at };
         self.submit_freeing(at, command, move |connection, unmapped| {
             let entry = connection.objects.segments.remove(segment);
-            let bytes = entry.as_ref().map_or(0, |entry| entry.segment.bytes() as u64);
+            // Its file may go with it, which takes as long as that is large.
+            let bytes_of = |entry: &SegmentEntry| {
+                if entry.lease.is_borrowed() { u64::MAX } else { entry.segment.bytes() as u64 }
+            };
+            let bytes = entry.as_ref().map_or(0, bytes_of);
             (Answer::done(), Freed { bytes, thing: Box::new((unmapped, entry)) })
         })
     }

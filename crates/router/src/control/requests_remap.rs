@@ -7,17 +7,23 @@
 //! so a job that takes something out of the page table never meets a copy half done; what a copier
 //! has in hand goes by address, or is looked up again. Pages that regions touch are moved while the
 //! slow path stands still (`quiesce`).
+use crate::admission::account::Charge;
+use crate::attachment::borrow::Borrowing;
 use crate::base::slab::Key;
 use crate::control::message::Message;
 use crate::control::session::Answer;
 use crate::control::session::Handled;
+use crate::control::session::{Connection, SegmentEntry};
 use crate::control::thread::Control;
 use crate::dataplane::command::{MapPart, UnmapParts};
 use crate::memory::freezer::FreezeCommand;
-use crate::memory::page_table::Origin;
+use crate::memory::lease::SegmentLease;
+use crate::memory::page_table::{Origin, PageTable};
 use freeflow_engine::SessionId;
 use freeflow_protocol::library::{Handle, Reply};
+use freeflow_shm::Segment;
 use freeflow_verbs::VerbsError;
+use std::sync::Arc;
 
 type Outcome = Result<Handled, VerbsError>;
 
@@ -63,6 +69,24 @@ impl Control {
         Ok(Handled::Answered(Answer::with(Reply::Segment { segment, length }, vec![descriptor])))
     }
 
+    /// A thread of the vNIC does it, which then answers.
+    pub(crate) fn borrow_segment(&mut self, key: Key, place: Borrowing) -> Outcome {
+        let Borrowing { address, length } = place;
+        if !PageTable::is_mappable(address, length) || !length.is_multiple_of(PAGE_BYTES) {
+            return Err(VerbsError::InvalidArgument);
+        }
+        let charge = self.charge_segment(key, length)?;
+        let own = self.own.clone();
+        let connection = self.connections.get_mut(key).ok_or(VerbsError::NotFound)?;
+        let answer = move |result: Result<Segment, VerbsError>| {
+            let result = result.map(|segment| (segment, charge));
+            own.send(Message::SegmentBorrowed { connection: key, result });
+        };
+        connection.busy = true;
+        connection.process.borrow(place, Box::new(answer));
+        Ok(Handled::Submitted)
+    }
+
     /// A thread of the connection's own does it, which then answers.
     pub(crate) fn freeze_or_thaw(&mut self, key: Key, command: FreezeCommand) -> Outcome {
         let own = self.own.clone();
@@ -72,4 +96,16 @@ impl Control {
         connection.process.freeze(command, Box::new(answer));
         Ok(Handled::Submitted)
     }
+}
+
+/// A segment whose file is the process' own becomes an object of its connection, also of one that ends: what that
+/// leaves is freed on a thread of the vNIC.
+pub(crate) fn borrowed(connection: &mut Connection, result: Result<(Segment, Charge), VerbsError>) -> Answer {
+    let (segment, charge) = match result {
+        Ok(taken) => taken,
+        Err(error) => return error.into(),
+    };
+    let (length, lease) = (segment.bytes() as u64, SegmentLease::borrowed(charge));
+    let entry = SegmentEntry { segment: Arc::new(segment), mapped_at: None, lease, _import: None };
+    Answer::of(Reply::Segment { segment: connection.objects.segments.insert(entry), length })
 }

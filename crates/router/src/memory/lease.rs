@@ -23,12 +23,24 @@ mod sharing {
     pub const REVOKED: u8 = 1 << 2;
     /// Parts of it were taken back: what they held may still lie there.
     pub const TAKEN_BACK: u8 = 1 << 3;
-    pub const NOT_GRANTABLE: u8 = IMPORTED | REVOKED | TAKEN_BACK;
+    /// Its file is the process' own, which nothing seals, and which others may have mapped.
+    pub const BORROWED: u8 = 1 << 4;
+    pub const NOT_GRANTABLE: u8 = IMPORTED | REVOKED | TAKEN_BACK | BORROWED;
 }
 
 impl SegmentLease {
     pub fn new(descriptor: Option<(OwnedFd, Charge)>, charge: Charge) -> Arc<Self> {
         Arc::new(Self { descriptor, sharing: AtomicU8::new(0), _charge: charge })
+    }
+
+    /// Of a segment whose file the process made: it has no descriptor, and is never granted.
+    pub fn borrowed(charge: Charge) -> Arc<Self> {
+        Arc::new(Self { descriptor: None, sharing: AtomicU8::new(sharing::BORROWED), _charge: charge })
+    }
+
+    pub fn is_borrowed(&self) -> bool {
+        // Relaxed: set before anybody else has it.
+        self.sharing.load(Relaxed) & sharing::BORROWED != 0
     }
 
     pub fn descriptor(&self) -> Option<&OwnedFd> {

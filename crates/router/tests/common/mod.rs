@@ -438,6 +438,27 @@ impl Client {
         Memory { address, mr, bytes: Bytes::Shared(mapped, segment) }
     }
 
+    /// Memory that the process shares by a file of its own, and a region over it. `None`: the router can't map such.
+    pub fn borrowed_memory(&self, words: usize) -> Option<Memory> {
+        let bytes = (words * 8).next_multiple_of(4096);
+        let file = rustix::fs::memfd_create("own", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, bytes as u64).unwrap();
+        let mapped = Segment::map(file.as_fd(), bytes).unwrap();
+        mapped.populate(0, bytes).unwrap();
+        let (address, length) = (mapped.address() as u64, bytes as u64);
+        let segment = match self.ask_fds(&Request::BorrowSegment { address, length }) {
+            (Reply::Segment { segment, length: found }, fds) => {
+                assert!(found == length && fds.is_empty());
+                segment
+            }
+            (Reply::Failed(VerbsError::NotSupported), _) => return None,
+            other => panic!("{:?}", other.0),
+        };
+        assert_eq!(self.ask(&Request::MapPart { segment, offset: 0, address, length }), Reply::Done);
+        let mr = self.register(address, words as u64 * 8);
+        Some(Memory { address, mr, bytes: Bytes::Shared(mapped, segment) })
+    }
+
     /// As a library does before the addresses are anything else's: what is mapped there next is not this segment.
     pub fn release(&self, memory: Memory) {
         assert_eq!(self.ask(&Request::DeregisterMr { mr: memory.mr.handle }), Reply::Done);

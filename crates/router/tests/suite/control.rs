@@ -50,7 +50,7 @@ fn a_later_library_that_speaks_this_version_too_is_welcome() {
     let layouts = VersionRange { lowest: LAYOUT_VERSION, highest: LAYOUT_VERSION + 1 };
     let hello = encode(&Request::Hello { protocol, layouts, program: "later".into() });
     let Some(Reply::Welcome(welcome)) = reply(&connect(&host, "a"), &hello) else { panic!("it is refused") };
-    assert_eq!((welcome.protocol.version, welcome.protocol.features), (1, 0));
+    assert_eq!((welcome.protocol.version, welcome.protocol.features), (1, PROTOCOL.features));
     assert_eq!(welcome.layout_version, LAYOUT_VERSION);
 }
 

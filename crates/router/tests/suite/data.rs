@@ -36,10 +36,13 @@ fn completions_wake_a_poller_that_sleeps() {
 
 /// All four operations, from memory of one kind to memory of the other.
 fn operations(from_shared: bool, to_shared: bool) {
-    let mut pair = Pair::new();
+    let pair = Pair::new();
     let from = pair.a.memory(WORDS, from_shared);
     let to = pair.b.memory(WORDS, to_shared);
+    operations_between(pair, &from, &to, from_shared && to_shared);
+}
 
+fn operations_between(mut pair: Pair, from: &Memory, to: &Memory, all_shared: bool) {
     from.fill(WORDS, 3);
     pair.b.post_receive(&mut pair.b_qp, 11, &[to.sge(0, BYTES)]);
     pair.a.post_send(&mut pair.a_qp, &request(SendOpcode::Send, &[from.sge(0, BYTES)]));
@@ -81,7 +84,7 @@ fn operations(from_shared: bool, to_shared: bool) {
     assert_eq!((from.word(0).load(Relaxed), to.word(2).load(Relaxed)), (42, 1));
 
     let counters = pair.host.status().counters;
-    assert_eq!(counters.slow_path_bytes == 0, from_shared && to_shared);
+    assert_eq!(counters.slow_path_bytes == 0, all_shared);
 }
 
 #[test]
@@ -102,6 +105,41 @@ fn slow_path_to_shared() {
 #[test]
 fn slow_path_to_slow_path() {
     operations(false, false);
+}
+
+/// Whether the router of these tests can map files that processes share.
+fn can_borrow() -> bool {
+    let is_remote = std::env::var("FREEFLOW_TEST_ATTACHMENT").is_ok_and(|attachment| attachment == "remote");
+    let may = rustix::process::geteuid().is_root() && freeflow_shm::refuses_missing_pages().is_ok();
+    may && !is_remote
+}
+
+#[test]
+fn memory_that_processes_share_themselves_is_copied_like_segments() {
+    let pair = Pair::new();
+    let (from, to) = (pair.a.borrowed_memory(WORDS), pair.b.borrowed_memory(WORDS));
+    assert_eq!((from.is_some(), to.is_some()), (can_borrow(), can_borrow()));
+    let (Some(from), Some(to)) = (from, to) else { return };
+    let segment = from.segment().unwrap();
+    for refused in [Request::ReopenSegment { segment }, Request::ImportSegment { context: pair.a.context, segment }] {
+        assert_eq!(pair.a.ask(&refused), Reply::Failed(VerbsError::NoMemory), "it has no descriptor");
+    }
+    operations_between(pair, &from, &to, true);
+}
+
+#[test]
+fn what_is_no_shared_memory_is_not_borrowed() {
+    let pair = Pair::new();
+    let own = pair.a.memory(WORDS, false);
+    let private = own.address.next_multiple_of(4096);
+    let ask = |address, length| pair.a.ask(&Request::BorrowSegment { address, length });
+    for (address, length) in [(private, 4096), (4096, 4096), ((1 << 55) - 4096, 4096)] {
+        assert_eq!(ask(address, length), Reply::Failed(VerbsError::NotSupported), "{address:#x}");
+    }
+    for (address, length) in [(private + 1, 4096), (private, 0), (private, 100), (0, 4096), (u64::MAX - 4095, 4096)] {
+        assert_eq!(ask(address, length), Reply::Failed(VerbsError::InvalidArgument), "{address:#x}");
+    }
+    assert_eq!(ask(private, 1 << 55), Reply::Failed(VerbsError::NoMemory), "beyond the limit");
 }
 
 #[test]

@@ -226,6 +226,9 @@ fn each_refusal_is_reported_until_there_is_a_grant() {
     let import = Request::ImportSegment { context: rig.pair.b.context, segment: imported.segment().unwrap() };
     assert!(matches!(rig.pair.b.ask_fds(&import).0, Reply::Segment { .. }));
     assert_eq!(refused(&rig, imported.mr.rkey, imported.address, true), routed("memory of several processes"));
+    if let Some(borrowed) = rig.pair.b.borrowed_memory(PAGE) {
+        assert_eq!(refused(&rig, borrowed.mr.rkey, borrowed.address, true), routed("memory of several processes"));
+    }
     rig.ask(true).unwrap();
     assert_eq!(way(&rig), (QpPath::Direct, None));
     // Of READs the router has refused one, of WRITEs nothing since.
