@@ -62,7 +62,7 @@ struct walk {
 
 static bool next_area(struct walk *w) {
     char line[512];
-    if (!w->file) need((w->file = fopen("/proc/self/maps", "re")) != NULL);
+    if (!w->file) need((w->file = fopen("/proc/thread-self/maps", "re")) != NULL);
     if (!fgets(line, sizeof line, w->file)) {
         fclose(w->file);
         return false;

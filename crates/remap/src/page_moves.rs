@@ -99,8 +99,8 @@ fn map_filled(piece: &PageMove) -> Option<*mut u8> {
 }
 
 /// Whether the pages of an area that are not there come without waiting for anybody: not so under
-/// the program's own userfaultfd, which the access of `/proc/self/mem` answers by an error. What
-/// holds for one page holds for the area.
+/// the program's own userfaultfd, which the access of `/proc/thread-self/mem` answers by an error.
+/// One page stands for the area.
 fn comes_at_once(piece: &PageMove) -> bool {
     let mut present = vec![0_u8; piece.bytes / 4096];
     // SAFETY: the vector has a byte for each page.
@@ -108,7 +108,7 @@ fn comes_at_once(piece: &PageMove) -> bool {
         return false;
     }
     let Some(missing) = present.iter().position(|here| here & 1 == 0) else { return true };
-    let Ok(memory) = std::fs::File::open("/proc/self/mem") else { return false };
+    let Ok(memory) = std::fs::File::open("/proc/thread-self/mem") else { return false };
     std::os::unix::fs::FileExt::read_at(&memory, &mut [0], piece.target + missing as u64 * 4096).is_ok()
 }
 

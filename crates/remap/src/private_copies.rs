@@ -150,7 +150,7 @@ impl Table {
         self.arenas[at].is_closed = true;
         let mut looks = 0;
         loop {
-            let mut pieces = shown_of(&self.arenas[at], maps);
+            let Some(mut pieces) = shown_of(&self.arenas[at], maps) else { return false };
             if pieces.is_empty() {
                 break;
             }
@@ -184,10 +184,11 @@ impl Table {
     }
 }
 
-/// All that the process has mapped of an arena, but the library's own mapping of it.
-fn shown_of(arena: &Arena, maps: &ProcessMap) -> Vec<PageMove> {
+/// All that the process has mapped of an arena, but the library's own mapping of it. `None`: its map
+/// can't be read.
+fn shown_of(arena: &Arena, maps: &ProcessMap) -> Option<Vec<PageMove>> {
     let mut shown = Vec::new();
-    maps.visit(PAGE_BYTES, 1 << 56, &mut |area| {
+    let is_read = maps.visit(PAGE_BYTES, 1 << 56, &mut |area| {
         if arena.is_shown_in(area) {
             let mirror = arena.mirror.wrapping_add(area.offset as usize);
             let bytes = (area.end - area.start) as usize;
@@ -195,7 +196,7 @@ fn shown_of(arena: &Arena, maps: &ProcessMap) -> Vec<PageMove> {
         }
         true
     });
-    shown
+    is_read.then_some(shown)
 }
 
 #[cfg(test)]

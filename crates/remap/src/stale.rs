@@ -50,13 +50,12 @@ impl Table {
         }
         for (range, number) in remapped {
             let Some(arena) = self.arena(number) else { continue };
-            let Some(maps) = &*maps else {
+            let Some((maps, compared)) = maps.as_ref().and_then(|maps| Some((maps, compare(arena, maps, &range)?))) else {
                 // The slow path reaches what is there, whatever that is.
                 let _ = session.unmap_part(range);
                 continue;
             };
-            let gone = compare(arena, maps, &range).gone;
-            for piece in gone {
+            for piece in compared.gone {
                 self.forget(session, maps, &piece, number);
                 forgotten.push(piece);
             }
@@ -69,7 +68,8 @@ impl Table {
         let remapped = self.remapped.within(pages).into_iter();
         let arenas = remapped.filter_map(|(range, number)| Some((range, self.arena(number)?)));
         let foreign = arenas.filter(|(_, arena)| arena.serial != session.serial());
-        foreign.flat_map(|(range, arena)| compare(arena, maps, &range).shown).map(|(piece, _)| piece).collect()
+        let shown = foreign.filter_map(|(range, arena)| Some(compare(arena, maps, &range)?.shown));
+        shown.flatten().map(|(piece, _)| piece).collect()
     }
 
     /// The program took these pages away from where they were remapped. If it moved them elsewhere
@@ -117,7 +117,7 @@ impl Table {
     /// all, now.
     fn restore_moved(&self, session: &Session, maps: &ProcessMap, at: usize, offsets: Range<u64>) -> bool {
         let arena = &self.arenas[at];
-        let mut moved = moved_from(arena, maps, offsets);
+        let Some(mut moved) = moved_from(arena, maps, offsets) else { return false };
         // Regions cover where the pages went: the router may write there, by address.
         let is_used = moved.iter().any(|one| self.is_touched(one.target..one.target + one.bytes as u64));
         let freeze = if is_used && !session.is_dead() { Freeze::ThreadsAndRouter } else { Freeze::Threads };
@@ -140,10 +140,10 @@ pub(super) fn outside(ranges: Vec<Range<u64>>, pages: &Range<u64>, holes: &[Rang
     left
 }
 
-/// Where the process sees these pages of an arena.
-fn moved_from(arena: &Arena, maps: &ProcessMap, wanted: Range<u64>) -> Vec<PageMove> {
+/// Where the process sees these pages of an arena. `None`: its map can't be read.
+fn moved_from(arena: &Arena, maps: &ProcessMap, wanted: Range<u64>) -> Option<Vec<PageMove>> {
     let mut moved = Vec::new();
-    maps.visit(ALL.start, ALL.end, &mut |area| {
+    let is_read = maps.visit(ALL.start, ALL.end, &mut |area| {
         let from = area.offset.max(wanted.start);
         let end = (area.offset + (area.end - area.start)).min(wanted.end);
         if arena.is_shown_in(area) && from < end {
@@ -157,14 +157,15 @@ fn moved_from(arena: &Arena, maps: &ProcessMap, wanted: Range<u64>) -> Vec<PageM
         }
         true
     });
-    moved
+    is_read.then_some(moved)
 }
 
-/// Looks at a remapped range in the process's own map.
-pub(super) fn compare(arena: &Arena, maps: &ProcessMap, range: &Range<u64>) -> Comparison {
+/// Looks at a remapped range in the process's own map. `None`: that can't be read, and says nothing
+/// of what is gone.
+pub(super) fn compare(arena: &Arena, maps: &ProcessMap, range: &Range<u64>) -> Option<Comparison> {
     let (mut shown, mut gone) = (Vec::new(), Vec::new());
     let mut from = range.start;
-    maps.visit(range.start, range.end, &mut |area: &Area| {
+    let is_read = maps.visit(range.start, range.end, &mut |area: &Area| {
         let piece = range.start.max(area.start)..range.end.min(area.end);
         if arena.is_at(area, piece.start) {
             if from < piece.start {
@@ -178,7 +179,7 @@ pub(super) fn compare(arena: &Arena, maps: &ProcessMap, range: &Range<u64>) -> C
     if from < range.end {
         gone.push(from..range.end);
     }
-    Comparison { shown, gone }
+    is_read.then_some(Comparison { shown, gone })
 }
 
 #[cfg(test)]

@@ -657,7 +657,10 @@ impl Table {
         let Some(at) = self.arenas.iter().position(|arena| arena.number == number) else { return };
         let arena = &self.arenas[at];
         let is_ours = arena.serial == session.serial();
-        let Comparison { shown, gone } = compare(arena, maps, &range);
+        let Some(Comparison { shown, gone }) = compare(arena, maps, &range) else {
+            self.has_pending = true;
+            return;
+        };
         if is_ours && session.unmap_part(range.clone()).is_err() {
             self.has_pending = true;
             return;
