@@ -25,6 +25,20 @@ pub(crate) fn is_first_stack(address: u64) -> bool {
     (end.saturating_sub(STACK_BYTES_MAX)..end).contains(&address)
 }
 
+/// The first address of an area whose page may be moved. The lowest page of the first thread's stack
+/// stays: that stack grows from it, and can't once the page is another mapping's.
+pub(crate) fn first_movable(maps: &ProcessMap, area: &Area) -> u64 {
+    if !is_first_stack(area.end - 1) {
+        return area.start;
+    }
+    let mut is_lowest = true;
+    maps.visit(area.start - PAGE_BYTES, area.start, &mut |_| {
+        is_lowest = false;
+        true
+    });
+    area.start + if is_lowest { PAGE_BYTES } else { 0 }
+}
+
 /// Puts one page of the stack aside, and the arena's in its place, as [`page_moves::move_in`].
 pub(crate) fn move_in(
     pages: &mut AsidePages,

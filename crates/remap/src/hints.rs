@@ -69,6 +69,7 @@ pub(crate) enum Obstacle {
     Memfd,
     SharedAnonymous,
     File,
+    PrivateFile,
     HugePages,
     Executable,
     Unwritable,
@@ -108,6 +109,7 @@ impl Obstacle {
             Self::Memfd => "a memfd",
             Self::SharedAnonymous => "shared anonymous memory",
             Self::File => "a shared file mapping",
+            Self::PrivateFile => "a private file mapping",
             Self::HugePages => "huge pages",
             Self::Executable => "executable memory",
             Self::Unwritable => "memory that is not writable",
@@ -300,7 +302,7 @@ mod tests {
 
     #[test]
     fn every_line_is_one_line_and_fits() {
-        let region = RegionSpan { owner: 1, start: u64::MAX, length: u64::MAX };
+        let region = RegionSpan { owner: 1, start: u64::MAX, length: u64::MAX, is_on_demand: false };
         for obstacle in
             [Obstacle::SystemV, Obstacle::SwitchedOff, Obstacle::MappingLimit, Obstacle::NoSegment, Obstacle::NotMoved]
         {

@@ -51,6 +51,7 @@ mod first_stack;
 mod fork;
 mod hints;
 mod lock;
+mod objects;
 mod page_moves;
 mod pages;
 mod private_copies;

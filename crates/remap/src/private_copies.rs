@@ -343,12 +343,12 @@ mod tests {
         table.copied = vec![copied(1, true), copied(2, false)];
         table.copies.insert(0x1000..0x5000, 1);
         table.copies.insert(0x5000..0x9000, 2);
-        table.add_region(1, RegionSpan { owner: 1, start: 0x2000, length: 0x1000 });
+        table.add_region(1, RegionSpan { owner: 1, start: 0x2000, length: 0x1000, is_on_demand: false });
         assert_eq!(table.exposed_copies(0..1 << 56), [(0x1000..0x2000, 1), (0x3000..0x5000, 1)]);
         table.drop_copies(0..0x5000);
         assert_eq!(table.copied.iter().map(|copied| copied.number).collect::<Vec<_>>(), [2]);
         assert!(
-            table.remove_region(RegionSpan { owner: 1, start: 0x2000, length: 0x1000 })
+            table.remove_region(RegionSpan { owner: 1, start: 0x2000, length: 0x1000, is_on_demand: false })
                 && table.exposed_copies(0..1 << 56).is_empty()
         );
     }

@@ -30,7 +30,7 @@ impl Table {
         let foreign = self.foreign_pages(serial);
         let copies = self.copies.iter().filter(|(_, number)| *number == copied.number).map(|(range, _)| range);
         let kept = copies.flat_map(|range| {
-            let mut holes = self.touches.untouched(range.clone());
+            let mut holes = self.pins.untouched(range.clone());
             holes.extend_from_slice(&foreign);
             outside(vec![range.clone()], &range, &holes)
         });
@@ -45,7 +45,7 @@ mod tests {
     use crate::table::Copied;
 
     fn span(owner: usize, start: u64, length: u64) -> RegionSpan {
-        RegionSpan { owner, start, length }
+        RegionSpan { owner, start, length, is_on_demand: false }
     }
 
     #[test]

@@ -124,7 +124,7 @@ impl Table {
         moved.is_empty() || page_moves::move_out(session, maps, &mut moved, freeze, &arena.is_shown())
     }
 
-    fn is_touched(&self, pages: Range<u64>) -> bool {
+    pub(super) fn is_touched(&self, pages: Range<u64>) -> bool {
         let bytes = pages.end - pages.start;
         self.touches.untouched(pages).iter().map(|range| range.end - range.start).sum::<u64>() != bytes
     }
@@ -201,7 +201,7 @@ mod tests {
     #[test]
     fn a_region_over_one_page_of_many_touches_them() {
         let mut table = Table::new(0);
-        table.add_region(1, RegionSpan { owner: 1, start: 0x4800, length: 0x10 });
+        table.add_region(1, RegionSpan { owner: 1, start: 0x4800, length: 0x10, is_on_demand: false });
         assert!(table.is_touched(0x1000..0x5000) && table.is_touched(0x4000..0x9000));
         assert!(!table.is_touched(0x1000..0x4000) && !table.is_touched(0x5000..0x6000));
     }

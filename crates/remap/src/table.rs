@@ -2,6 +2,7 @@
 use crate::commands;
 use crate::first_stack::{self, AsidePages, is_first_stack};
 use crate::hints::{Hints, Line, Obstacle};
+use crate::objects;
 use crate::page_moves::{self, MOVE_BYTES_MAX, PageMove};
 use crate::process_map::{Area, FileId, ProcessMap};
 use crate::ranges::{NumberedRanges, PAGE_BYTES, RegionSpan, TouchCounts, without};
@@ -118,6 +119,8 @@ pub(crate) struct Table {
     /// The generation of the process: a child of `fork` begins with an empty table.
     generation: u32,
     pub(super) touches: TouchCounts,
+    /// The same, without regions that are on demand: only pages that others touch lie in arenas.
+    pub(super) pins: TouchCounts,
     /// The same, of whole pages alone.
     pub(super) wholes: TouchCounts,
     /// How often each is registered.
@@ -141,6 +144,8 @@ pub(crate) struct Table {
     commands: BTreeMap<u64, Option<Arc<commands::Task>>>,
     /// Memory that shall be shared, by session, and how often that was asked for.
     share_requests: VecDeque<(u64, ShareRequest, u32)>,
+    /// Variables of loaded objects, in what is being shared.
+    pub(super) variables: Vec<Range<u64>>,
     pub(super) hints: Hints,
 }
 
@@ -247,8 +252,8 @@ fn is_data(area: &Area) -> bool {
 }
 
 fn all_of(owner: usize) -> RangeInclusive<RegionSpan> {
-    let all = |bound| RegionSpan { owner, start: bound, length: bound };
-    all(0)..=all(u64::MAX)
+    let all = |bound, is_on_demand| RegionSpan { owner, start: bound, length: bound, is_on_demand };
+    all(0, false)..=all(u64::MAX, true)
 }
 
 pub(super) fn protection(area: &Area) -> i32 {
@@ -285,7 +290,10 @@ impl Table {
         self.owners.insert(region.owner, serial);
         *self.regions.entry(region).or_default() += 1;
         self.touches.add(region.touched_pages());
-        self.wholes.add(region.whole_pages());
+        if !region.is_on_demand {
+            self.pins.add(region.touched_pages());
+            self.wholes.add(region.whole_pages());
+        }
     }
 
     /// False: it was not there.
@@ -299,7 +307,10 @@ impl Table {
             }
         }
         self.touches.remove(region.touched_pages());
-        self.wholes.remove(region.whole_pages());
+        if !region.is_on_demand {
+            self.pins.remove(region.touched_pages());
+            self.wholes.remove(region.whole_pages());
+        }
         true
     }
 
@@ -371,10 +382,29 @@ impl Table {
         let is_match = match pages {
             Pages::Unknown => true,
             Pages::Copies(file) => !area.shared && area.file == file,
-            // Also initialised variables: private pages of a program's file; and the first stack.
-            Pages::Touched => return is_data(area) && !area.shared && !self.is_exposed(area),
+            // Also initialised variables, and the first stack.
+            Pages::Touched => return self.is_shareable(area, address),
         };
         is_match && self.is_movable(session, area, address)
+    }
+
+    /// Private memory that is anonymous, or is so to the program: copies of an arena's pages, and
+    /// variables of loaded objects. Pages of another file that the program throws away show that file
+    /// again.
+    fn is_shareable(&self, area: &Area, address: u64) -> bool {
+        let is_anonymous = area.file == FileId::default() || self.copied.iter().any(|copied| copied.file == area.file);
+        is_data(area)
+            && !area.shared
+            && !self.is_exposed(area)
+            && (is_anonymous || self.variables.iter().any(|segment| segment.contains(&address)))
+    }
+
+    /// Looks for loaded objects whose variables are at an address. Not in a freeze window.
+    pub(super) fn note_variables(&mut self, area: &Area, address: u64) {
+        let is_known = |segments: &[Range<u64>]| segments.iter().any(|segment| segment.contains(&address));
+        if is_data(area) && area.file != FileId::default() && !is_known(&self.variables) {
+            self.variables.extend(objects::writable_segment_at(address));
+        }
     }
 
     /// Copies that go into exclusive arenas again, by a command of their own.
@@ -615,12 +645,10 @@ impl Table {
 
     // ---- out of arenas
 
-    /// Takes back what is remapped of these pages and touched by no region any more.
+    /// Takes back what is remapped of these pages and touched by no region any more, or by regions on
+    /// demand alone.
     pub fn move_out(&mut self, session: &Session, pages: Range<u64>) {
-        let mut found = Vec::new();
-        for (range, number) in self.remapped.within(pages.clone()) {
-            found.extend(self.touches.untouched(range).into_iter().map(|range| (range, number)));
-        }
+        let found = self.unpinned(pages.clone());
         let copies = self.exposed_copies(pages);
         if found.is_empty() && copies.is_empty() {
             return;
@@ -630,7 +658,8 @@ impl Table {
             return;
         };
         for (range, number) in found {
-            self.move_out_range(session, &maps, range, number, Freeze::Threads);
+            let freeze = if self.is_touched(range.clone()) { Freeze::ThreadsAndRouter } else { Freeze::Threads };
+            self.move_out_range(session, &maps, range, number, freeze);
         }
         for (range, number) in copies {
             if self.restore_copies(session, &maps, range.clone(), number) {
@@ -642,6 +671,20 @@ impl Table {
         }
         drop(maps);
         self.tidy(session);
+    }
+
+    /// Remapped pages among these that nothing keeps in their arenas; those that regions on demand
+    /// touch are ranges of their own.
+    fn unpinned(&self, pages: Range<u64>) -> Vec<(Range<u64>, u32)> {
+        let mut found = Vec::new();
+        for (range, number) in self.remapped.within(pages) {
+            for range in self.pins.untouched(range) {
+                let free = self.touches.untouched(range.clone());
+                found.extend(outside(vec![range.clone()], &range, &free).into_iter().map(|range| (range, number)));
+                found.extend(free.into_iter().map(|range| (range, number)));
+            }
+        }
+        found
     }
 
     /// `freeze`: the accesses that must be kept out, which are the router's too if regions touch
