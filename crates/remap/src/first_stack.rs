@@ -4,7 +4,7 @@
 //!
 //! While such a page is shared, the C library takes the area above it for all of the stack
 //! (`pthread_getattr_np`). The kernel goes on letting the stack grow.
-use crate::page_moves::{self, Aside, PageMove};
+use crate::page_moves::{self, Aside, Moved, PageMove};
 use crate::process_map::{Area, ProcessMap};
 use crate::ranges::PAGE_BYTES;
 use freeflow_client::{Freeze, Session};
@@ -47,10 +47,10 @@ pub(crate) fn move_in(
     piece: &PageMove,
     freeze: Freeze,
     is_right: &dyn Fn(&Area, u64) -> bool,
-) -> bool {
-    let Some(aside) = Aside::reserve(piece.bytes) else { return false };
+) -> Moved {
+    let Some(aside) = Aside::reserve(piece.bytes) else { return Moved::NotNow };
     let moved = page_moves::move_in(session, maps, piece, freeze, Some(&aside), is_right);
-    if moved {
+    if moved == Moved::Done {
         pages.insert(piece.target, aside);
     }
     moved

@@ -98,7 +98,7 @@ impl Obstacle {
             return Some(Self::Unwritable);
         }
         let named = NAMES.iter().find(|(start, _)| name.starts_with(start)).map(|&(_, obstacle)| obstacle);
-        named.filter(|_| area.shared).or(area.shared.then_some(Self::File))
+        named.filter(|&named| area.shared || named == Self::HugePages).or(area.shared.then_some(Self::File))
     }
 
     fn reason(self) -> &'static str {

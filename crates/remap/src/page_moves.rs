@@ -138,9 +138,18 @@ pub(crate) fn is_all(maps: &ProcessMap, piece: &PageMove, is_right: &dyn Fn(&Are
     reached >= end
 }
 
+/// The result of an attempt to move pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Moved {
+    Done,
+    /// Nothing has changed.
+    NotNow,
+    /// Nothing has changed, and the kernel never moves such memory.
+    Never,
+}
+
 /// Puts private pages into their arena, and the arena's pages in their place, if all areas are
-/// `is_right` at the address given with them. The private pages go `aside`, or away. False: nothing
-/// has changed.
+/// `is_right` at the address given with them. The private pages go `aside`, or away.
 pub(crate) fn move_in(
     session: &Session,
     maps: &ProcessMap,
@@ -148,25 +157,36 @@ pub(crate) fn move_in(
     freeze: Freeze,
     aside: Option<&Aside>,
     is_right: &dyn Fn(&Area, u64) -> bool,
-) -> bool {
+) -> Moved {
     if !comes_at_once(piece) {
-        return false;
+        return Moved::NotNow;
     }
-    let Some(filled) = map_filled(piece) else { return false };
+    let Some(filled) = map_filled(piece) else { return Moved::NotNow };
     populate_target(piece, MADV_POPULATE_READ);
-    let mut remapped = false;
+    let mut moved = Moved::NotNow;
     in_freeze_window(session, freeze, &mut |window| {
-        remapped = may_move(window, maps, piece, is_right) && replace(piece, filled, aside, window);
+        if may_move(window, maps, piece, is_right) {
+            moved = replace(piece, filled, aside, window);
+        }
     });
-    if !remapped {
+    if moved != Moved::Done {
         // SAFETY: made above, and still there.
         unsafe { syscalls::munmap(filled.cast(), piece.bytes) };
     }
-    remapped
+    moved
+}
+
+/// After a call that moves a mapping has failed: memory that others manage or that is sealed, as
+/// against a limit.
+fn failed_move() -> Moved {
+    match std::io::Error::last_os_error().raw_os_error() {
+        Some(libc::EINVAL | libc::EFAULT | libc::EPERM) => Moved::Never,
+        _ => Moved::NotNow,
+    }
 }
 
 /// In a window.
-fn replace(piece: &PageMove, filled: *mut u8, aside: Option<&Aside>, window: &FreezeWindow) -> bool {
+fn replace(piece: &PageMove, filled: *mut u8, aside: Option<&Aside>, window: &FreezeWindow) -> Moved {
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
     // SAFETY: the target is readable private memory (checked just now, and only this thread runs),
     // `filled` an arena's own pages of the same length, apart from it. The new mapping has the
@@ -174,19 +194,22 @@ fn replace(piece: &PageMove, filled: *mut u8, aside: Option<&Aside>, window: &Fr
     unsafe {
         ptr::copy_nonoverlapping(at(piece.target).cast::<u8>(), filled, piece.bytes);
         if !window.is_younger(COMMIT_WITHIN_NS) {
-            return false;
+            return Moved::NotNow;
         }
         if let Some(aside) = aside
             && !aside.take(piece)
         {
-            return false;
+            return failed_move();
         }
-        let is_in_place =
-            syscalls::mremap(filled.cast(), piece.bytes, piece.bytes, flags, at(piece.target)) != libc::MAP_FAILED;
-        if let Some(aside) = aside.filter(|_| !is_in_place) {
+        let placed = syscalls::mremap(filled.cast(), piece.bytes, piece.bytes, flags, at(piece.target));
+        if placed != libc::MAP_FAILED {
+            return Moved::Done;
+        }
+        let why = failed_move();
+        if let Some(aside) = aside {
             aside.give_back(piece);
         }
-        is_in_place
+        why
     }
 }
 

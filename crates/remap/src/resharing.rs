@@ -8,7 +8,7 @@ use crate::process_map::FileId;
 use crate::stale::outside;
 use crate::table::{Pages, Table, is_enabled};
 use crate::threads::may_try_freeze;
-use freeflow_client::{Handle, Session};
+use freeflow_client::{Freeze, Handle, Session};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ impl Table {
     /// Puts the private copies of a segment into exclusive arenas, as far as regions touch them.
     /// Pages that can't be moved now stay as they are.
     pub fn reshare(&mut self, session: &Arc<Session>, segment: Handle) {
-        if !is_enabled() || session.is_dead() || !may_try_freeze() {
+        if !is_enabled() || session.is_dead() || !may_try_freeze(Freeze::ThreadsAndRouter) {
             return;
         }
         let Some((copies, file)) = self.copies_of(session.serial(), segment) else { return };

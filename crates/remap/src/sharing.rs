@@ -39,7 +39,7 @@ impl Table {
         let serial = session.serial();
         let outcome = if !is_enabled() {
             Err(Obstacle::SwitchedOff)
-        } else if !may_try_freeze() {
+        } else if !may_try_freeze(Freeze::ThreadsAndRouter) {
             Err(Obstacle::NotMoved)
         } else {
             let unplaced = self.unplaced(serial, addresses.clone());
@@ -91,7 +91,7 @@ impl Table {
                 let spot = range.start.max(from)..range.end.min(area.end);
                 if !spot.is_empty() && !(area.start..area.end).contains(&stack) {
                     self.note_variables(area, spot.start);
-                    if self.may_move(session, pages, area, spot.start) {
+                    if !self.is_immovable(area) && self.may_move(session, pages, area, spot.start) {
                         spots.push(spot);
                     } else {
                         is_of_file |= is_private_file(area);

@@ -3,7 +3,7 @@ use crate::commands;
 use crate::first_stack::{self, AsidePages, is_first_stack};
 use crate::hints::{Hints, Line, Obstacle};
 use crate::objects;
-use crate::page_moves::{self, MOVE_BYTES_MAX, PageMove};
+use crate::page_moves::{self, MOVE_BYTES_MAX, Moved, PageMove};
 use crate::process_map::{Area, FileId, ProcessMap};
 use crate::ranges::{NumberedRanges, PAGE_BYTES, RegionSpan, TouchCounts, without};
 use crate::stale::{ALL, Comparison, compare, outside};
@@ -30,6 +30,8 @@ const MAPPINGS_SHARE: u64 = 6;
 const EXCLUSIVE_ARENA_COUNT_MAX: usize = 512;
 /// Requests to share memory that wait at a time.
 const SHARE_REQUESTS_MAX: usize = 2 * EXCLUSIVE_ARENA_COUNT_MAX;
+/// Areas that can't be moved and are known so: any others are found out again.
+const IMMOVABLE_COUNT_MAX: usize = 256;
 /// Bytes around the stack pointer that are written while this library runs.
 const STACK_BELOW_BYTES: u64 = 256 << 10;
 const STACK_ABOVE_BYTES: u64 = 32 << 10;
@@ -144,6 +146,8 @@ pub(crate) struct Table {
     commands: BTreeMap<u64, Option<Arc<commands::Task>>>,
     /// Memory that shall be shared, by session, and how often that was asked for.
     share_requests: VecDeque<(u64, ShareRequest, u32)>,
+    /// Areas of the map that the kernel does not move: huge pages, sealed memory.
+    immovable: VecDeque<Area>,
     /// Variables of loaded objects, in what is being shared.
     pub(super) variables: Vec<Range<u64>>,
     pub(super) hints: Hints,
@@ -348,7 +352,7 @@ impl Table {
         for range in free {
             for range in without(range, &stack) {
                 maps.visit(range.start, range.end, &mut |area| {
-                    if self.is_movable(session, area, range.start.max(area.start)) {
+                    if !self.is_immovable(area) && self.is_movable(session, area, range.start.max(area.start)) {
                         spots.push(range.start.max(area.start)..range.end.min(area.end));
                     }
                     true
@@ -444,15 +448,34 @@ impl Table {
                 let is_right = |area: &Area, address| self.may_move(session, pages, area, address);
                 page_moves::move_in(session, maps, &piece, pages.freeze(), None, &is_right)
             };
-            if !moved {
+            if moved != Moved::Done {
                 page_moves::punch(mirror, bytes);
                 self.tidy(session);
+                if moved == Moved::Never {
+                    self.note_immovable(maps, from);
+                }
                 return Err(Obstacle::NotMoved);
             }
             self.commit_move_in(session, at, from..end);
             from = end;
         }
         Ok(())
+    }
+
+    /// The kernel does not move what is mapped there.
+    fn note_immovable(&mut self, maps: &ProcessMap, address: u64) {
+        maps.visit(address, address + 1, &mut |area| {
+            if self.immovable.len() >= IMMOVABLE_COUNT_MAX {
+                self.immovable.pop_front();
+            }
+            self.immovable.push_back(*area);
+            false
+        });
+    }
+
+    /// Whether such an area is known: not one that has changed since.
+    pub(super) fn is_immovable(&self, area: &Area) -> bool {
+        self.immovable.contains(area)
     }
 
     /// Records regions of pages that were remapped, and notifies the router.
