@@ -64,6 +64,9 @@ pub fn note_stderr() {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Obstacle {
     SwitchedOff,
+    WholePagesOnly,
+    DataLimit,
+    PinnedBuffers,
     SystemV,
     Posix,
     Memfd,
@@ -104,6 +107,9 @@ impl Obstacle {
     fn reason(self) -> &'static str {
         match self {
             Self::SwitchedOff => "FREEFLOW_REMAP=off",
+            Self::WholePagesOnly => "it is not whole pages, with FREEFLOW_REMAP=whole",
+            Self::DataLimit => "it is not whole pages, and the process has a limit of data",
+            Self::PinnedBuffers => "it is not whole pages, and io_uring has registered buffers",
             Self::SystemV => "System V shared memory",
             Self::Posix => "POSIX shared memory",
             Self::Memfd => "a memfd",
@@ -122,6 +128,8 @@ impl Obstacle {
     fn remedy(self) -> &'static str {
         match self {
             Self::SwitchedOff => "unset FREEFLOW_REMAP",
+            Self::WholePagesOnly | Self::PinnedBuffers => "register whole pages",
+            Self::DataLimit => "register whole pages, or run it with `ulimit -d unlimited`",
             Self::MappingLimit => "register fewer and larger regions, or raise vm.max_map_count",
             Self::NoSegment => "register less, or raise the limits that `freeflow describe` shows",
             Self::NotMoved => "run it without debugger, tracer or userfaultfd",

@@ -54,6 +54,7 @@ mod lock;
 mod objects;
 mod page_moves;
 mod pages;
+mod precautions;
 mod private_copies;
 mod process_map;
 mod ranges;

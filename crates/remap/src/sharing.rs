@@ -13,6 +13,7 @@
 use crate::commands::Task;
 use crate::first_stack;
 use crate::hints::Obstacle;
+use crate::precautions::obstacle_to_partial_pages;
 use crate::process_map::{Area, FileId, ProcessMap};
 use crate::ranges::RegionSpan;
 use crate::stale::outside;
@@ -41,6 +42,8 @@ impl Table {
             Err(Obstacle::SwitchedOff)
         } else if !may_try_freeze(Freeze::ThreadsAndRouter) {
             Err(Obstacle::NotMoved)
+        } else if let Some(obstacle) = obstacle_to_partial_pages() {
+            Err(obstacle)
         } else {
             let unplaced = self.unplaced(serial, addresses.clone());
             self.move_in_touched(session, Pages::Touched, unplaced, false)

@@ -14,7 +14,7 @@ use std::ops::{Range, RangeInclusive};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, OnceLock};
 
-/// `off`: nothing is moved. For debugging.
+/// `off`: nothing is moved, for debugging. `whole`: whole pages of regions alone, at registration.
 const VARIABLE: &str = "FREEFLOW_REMAP";
 /// Arenas begin and end at multiples of this, bytes.
 const ARENA_BYTES: u64 = 16 << 20;
@@ -216,10 +216,27 @@ impl Pages {
     }
 }
 
+/// The pages that are moved in this process.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Extent {
+    Nothing,
+    /// Those that a registration moves.
+    WholePages,
+    All,
+}
+
+pub(crate) fn extent() -> Extent {
+    static EXTENT: OnceLock<Extent> = OnceLock::new();
+    *EXTENT.get_or_init(|| match std::env::var_os(VARIABLE) {
+        Some(value) if value == "off" => Extent::Nothing,
+        Some(value) if value == "whole" => Extent::WholePages,
+        _ => Extent::All,
+    })
+}
+
 /// Whether anything is moved in this process.
 pub(crate) fn is_enabled() -> bool {
-    static ENABLED: OnceLock<bool> = OnceLock::new();
-    *ENABLED.get_or_init(|| std::env::var_os(VARIABLE).is_none_or(|value| value != "off"))
+    extent() != Extent::Nothing
 }
 
 fn runs_max() -> u64 {
