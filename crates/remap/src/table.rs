@@ -18,6 +18,11 @@ use std::sync::{Arc, OnceLock};
 const VARIABLE: &str = "FREEFLOW_REMAP";
 /// Arenas begin and end at multiples of this, bytes.
 const ARENA_BYTES: u64 = 16 << 20;
+/// Or of this, where memory is mapped in small areas far from each other, of which there are many.
+const SMALL_ARENA_BYTES: u64 = 256 << 10;
+/// Arenas with less than [`SMALL_ARENA_BYTES`] in them before others are small. A segment counts with
+/// all its bytes against the vNIC's limit.
+const SPARSE_COUNT_MAX: usize = 32;
 /// Empty arenas that are kept for later, none larger than [`ARENA_BYTES`].
 const SPARE_COUNT_MAX: usize = 2;
 /// The kernel's own default of vm.max_map_count.
@@ -451,7 +456,7 @@ impl Table {
             if own.is_none() {
                 *exclusive = None;
             }
-            let at = own.or_else(|| self.shared_arena_for(session, from..spot.end)).ok_or(Obstacle::NoSegment)?;
+            let at = own.or_else(|| self.shared_arena_for(session, maps, from..spot.end)).ok_or(Obstacle::NoSegment)?;
             let arena = &self.arenas[at];
             let takes_aside = is_first_stack(from) && !self.aside_pages.contains_key(&from);
             let end = spot.end.min(arena.stretch().end).min(from + move_bytes_max(from));
@@ -590,7 +595,7 @@ impl Table {
     }
 
     /// The arena for many that has a place for the first of these pages; a new one if need be.
-    fn shared_arena_for(&mut self, session: &Session, range: Range<u64>) -> Option<usize> {
+    fn shared_arena_for(&mut self, session: &Session, maps: &ProcessMap, range: Range<u64>) -> Option<usize> {
         let serial = session.serial();
         let (mut after, mut before) = (0, u64::MAX);
         for (at, arena) in
@@ -605,8 +610,9 @@ impl Table {
                 before = if stretch.start > range.start { before.min(stretch.start) } else { before };
             }
         }
-        let base = (range.start & !(ARENA_BYTES - 1)).max(after);
-        let bytes = range.end.min(before).next_multiple_of(ARENA_BYTES).min(before) - base;
+        let unit = self.arena_bytes_at(serial, maps, range.start);
+        let base = (range.start & !(unit - 1)).max(after);
+        let bytes = range.end.min(before).next_multiple_of(unit).min(before) - base;
         // An empty arena may stand for other addresses.
         let spare = |arena: &&mut Arena| {
             let is_free = !arena.is_closed && !arena.is_exclusive && arena.remapped_bytes == 0;
@@ -622,6 +628,23 @@ impl Table {
             let bytes = range.end.min(range.start + MOVE_BYTES_MAX).min(before) - range.start;
             self.create_arena(session, range.start, bytes, false)
         })
+    }
+
+    /// The multiple at which a new shared arena begins and ends.
+    fn arena_bytes_at(&self, serial: u64, maps: &ProcessMap, address: u64) -> u64 {
+        let is_sparse = |arena: &&Arena| {
+            arena.serial == serial && arena.bytes >= ARENA_BYTES && arena.remapped_bytes < SMALL_ARENA_BYTES
+        };
+        if self.arenas.iter().filter(is_sparse).count() < SPARSE_COUNT_MAX {
+            return ARENA_BYTES;
+        }
+        let start = address & !(ARENA_BYTES - 1);
+        let mut is_large = false;
+        maps.visit(address, address + 1, &mut |area| {
+            is_large = area.start <= start && start + ARENA_BYTES <= area.end;
+            false
+        });
+        if is_large { ARENA_BYTES } else { SMALL_ARENA_BYTES }
     }
 
     fn create_arena(&mut self, session: &Session, base: u64, bytes: u64, is_exclusive: bool) -> Option<usize> {
