@@ -50,13 +50,19 @@ mod tests {
     fn variables_are_in_a_writable_segment_and_nothing_else_is() {
         let variable = (&raw const VARIABLE).addr() as u64;
         let segment = writable_segment_at(variable).unwrap();
-        assert!(segment.contains(&variable) && segment.start % PAGE_BYTES == 0 && segment.end % PAGE_BYTES == 0);
+        assert!(
+            segment.contains(&variable)
+                && segment.start.is_multiple_of(PAGE_BYTES)
+                && segment.end.is_multiple_of(PAGE_BYTES)
+        );
         let on_heap = Box::new(1_u8);
         let code = writable_segment_at as *const () as u64;
         for address in [(&raw const CONSTANT).addr() as u64, (&raw const *on_heap).addr() as u64, code, 0] {
             let found = writable_segment_at(address);
             // A constant may share the last page of the code or of what is relocated.
-            assert!(found.is_none_or(|found| address == (&raw const CONSTANT).addr() as u64 && found.contains(&address)));
+            assert!(
+                found.is_none_or(|found| address == (&raw const CONSTANT).addr() as u64 && found.contains(&address))
+            );
         }
     }
 }

@@ -49,8 +49,7 @@ fn has_pinned_buffers_lately() -> bool {
 fn has_pinned_buffers(process: &Path) -> bool {
     let Ok(descriptors) = std::fs::read_dir(process.join("fd")) else { return false };
     descriptors.flatten().any(|descriptor| {
-        let is_ring =
-            std::fs::read_link(descriptor.path()).is_ok_and(|to| to.as_os_str() == "anon_inode:[io_uring]");
+        let is_ring = std::fs::read_link(descriptor.path()).is_ok_and(|to| to.as_os_str() == "anon_inode:[io_uring]");
         is_ring && {
             let about = std::fs::read_to_string(process.join("fdinfo").join(descriptor.file_name()));
             about.is_ok_and(|about| has_buffers(&about))

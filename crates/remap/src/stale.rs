@@ -50,7 +50,8 @@ impl Table {
         }
         for (range, number) in remapped {
             let Some(arena) = self.arena(number) else { continue };
-            let Some((maps, compared)) = maps.as_ref().and_then(|maps| Some((maps, compare(arena, maps, &range)?))) else {
+            let Some((maps, compared)) = maps.as_ref().and_then(|maps| Some((maps, compare(arena, maps, &range)?)))
+            else {
                 // The slow path reaches what is there, whatever that is.
                 let _ = session.unmap_part(range);
                 continue;
@@ -82,6 +83,7 @@ impl Table {
         }
         let freed = self.restore_moved(session, maps, at, arena.offset_at(range.start)..arena.offset_at(range.end));
         self.remapped.remove(range.clone());
+        self.partial.remove(range.clone());
         let arena = &mut self.arenas[at];
         arena.remapped_bytes -= range.end - range.start;
         if freed {
@@ -121,7 +123,7 @@ impl Table {
         // Regions cover where the pages went: the router may write there, by address.
         let is_used = moved.iter().any(|one| self.is_touched(one.target..one.target + one.bytes as u64));
         let freeze = if is_used && !session.is_dead() { Freeze::ThreadsAndRouter } else { Freeze::Threads };
-        moved.is_empty() || page_moves::move_out(session, maps, &mut moved, freeze, &arena.is_shown())
+        moved.is_empty() || page_moves::move_out(session, maps, &mut moved, false, freeze, &arena.is_shown())
     }
 
     pub(super) fn is_touched(&self, pages: Range<u64>) -> bool {
