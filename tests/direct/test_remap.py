@@ -28,6 +28,8 @@ ALONE = ("kinds", "data", "overlap", "rereg", "resident", "stale", "fork", "limi
          "renewed", "renewed-heap", "renewed-small", "renewed-on-demand", "renewed-moved",
          "renewed-atomics")
 EDGES = ("edges", "edges-shared", "edges-fleeting", "edges-writers", "edges-signals", "edges-fork", "edges-forks", "edges-allocator")
+BESIDE = ("edges-lowest", "edges-on-demand", "edges-file", "edges-leader", "edges-immovable", "edges-unstoppable",
+          "edges-foreign", "edges-uring", "edges-data-limit", "edges-far")
 THREADS = ("writers", "signals", "reads", "calls", "atomics", "allocator", "fork-threads", "shared-again")
 
 # Those in which bytes are moved: with several workers only they are run again.
@@ -155,9 +157,9 @@ def containers():
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("name", WITH_TRAFFIC if WORKERS else ALONE + THREADS + EDGES)
+@pytest.mark.parametrize("name", WITH_TRAFFIC if WORKERS else ALONE + THREADS + EDGES + BESIDE)
 def test_case(container, held, program, name):
-    with HugePages() if name == "kinds" else contextlib.nullcontext():
+    with HugePages() if name in ("kinds", "edges-immovable") else contextlib.nullcontext():
         case(container, program, name)
 
 
@@ -188,6 +190,12 @@ def test_remapping_is_switched_off(container, held, program):
 
 
 @pytest.mark.usual_workers
+def test_whole_pages_only(container, held, program):
+    """FREEFLOW_REMAP=whole leaves memory where it is that holds more than a region."""
+    case(container, program, "edges-whole", "env", "FREEFLOW_REMAP=whole")
+
+
+@pytest.mark.usual_workers
 @pytest.mark.parametrize("words, name, reason", [
     ((), "hint", "executable memory"),
     (("FREEFLOW_HINTS=off",), "hint", None),
@@ -196,6 +204,7 @@ def test_remapping_is_switched_off(container, held, program):
     ((), "hint-ordinary", None),
     (("FREEFLOW_REMAP=off",), "hint-ordinary", "FREEFLOW_REMAP=off"),
     (("FREEFLOW_REMAP=off", "FREEFLOW_HINTS=off"), "hint-ordinary", None),
+    (("FREEFLOW_REMAP=whole",), "hint-partial", "it is not whole pages, with FREEFLOW_REMAP=whole"),
     ((), "hint-partial", None),
     (("strace", "-f", "-o", "/dev/null"), "hint-partial", "its threads can't be stopped"),
 ])

@@ -72,6 +72,14 @@ struct allocating {
 };
 void *allocate_on(void *argument);
 
+// Whole pages: the other end of the requests of cases of partial pages.
+extern struct ibv_mr *whole;
+extern uint8_t *whole_memory;
+void make_whole(void);
+void end_whole(void);
+// WRITEs into a region and READs from it: what arrives is what was there. True once all its pages are shared.
+bool use_until_placed(struct ibv_mr *mr, uint8_t *memory, size_t bytes);
+
 void case_kinds(void);
 void case_data(void);
 void case_overlap(void);
@@ -112,6 +120,17 @@ void case_edges_forks(void);
 void case_edges_signals(void);
 void case_edges_fork(void);
 void case_edges_allocator(void);
+void case_edges_lowest(void);
+void case_edges_on_demand(void);
+void case_edges_file(void);
+void case_edges_leader(void);
+void case_edges_immovable(void);
+void case_edges_unstoppable(void);
+void case_edges_foreign(void);
+void case_edges_uring(void);
+void case_edges_data_limit(void);
+void case_edges_far(void);
+void case_edges_whole(void);
 void case_hint(void);
 void case_hint_little(void);
 void case_hint_ordinary(void);

@@ -46,13 +46,17 @@
 //! assert!(freeflow_remap::check_mapped(start, 4096, false).is_ok());
 //! assert_eq!(freeflow_remap::check_mapped(start, 4096, true).err(), Some(VerbsError::BadAddress));
 //! ```
+mod arenas;
 mod commands;
 mod first_stack;
 mod fork;
 mod hints;
+mod late_writes;
 mod lock;
+mod objects;
 mod page_moves;
 mod pages;
+mod precautions;
 mod private_copies;
 mod process_map;
 mod ranges;

@@ -22,12 +22,12 @@ pub fn check_mapped(start: u64, length: u64, writable: bool) -> Result<Option<Pr
 
 fn is_mapped(map: &ProcessMap, start: u64, end: u64, writable: bool) -> bool {
     let mut reached = start;
-    map.visit(start, end, &mut |area| {
+    let is_read = map.visit(start, end, &mut |area| {
         let is_next = area.start <= reached && area.readable && (area.writable || !writable);
         reached = if is_next { area.end } else { reached };
         is_next
     });
-    reached >= end
+    !is_read || reached >= end
 }
 
 /// Brings pages in, for writing if asked. Their contents stay as they are.

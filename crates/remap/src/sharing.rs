@@ -11,8 +11,10 @@
 //! and the router reaches it. A child of `fork` must not see it there for a moment even, so partial
 //! pages become private again before each fork (`fork`).
 use crate::commands::Task;
+use crate::first_stack;
 use crate::hints::Obstacle;
-use crate::process_map::ProcessMap;
+use crate::precautions::obstacle_to_partial_pages;
+use crate::process_map::{Area, FileId, ProcessMap};
 use crate::ranges::RegionSpan;
 use crate::stale::outside;
 use crate::table::{ExclusiveArenas, Pages, Table, is_enabled};
@@ -21,6 +23,11 @@ use freeflow_client::{Freeze, Session};
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
+
+/// Pages of a file that are the program's own once they are written.
+fn is_private_file(area: &Area) -> bool {
+    area.readable && area.writable && !area.executable && !area.shared && area.file != FileId::default()
+}
 
 impl Table {
     /// Puts the pages that regions of this session touch between two addresses into shared arenas,
@@ -33,8 +40,10 @@ impl Table {
         let serial = session.serial();
         let outcome = if !is_enabled() {
             Err(Obstacle::SwitchedOff)
-        } else if !may_try_freeze() {
+        } else if !may_try_freeze(Freeze::ThreadsAndRouter) {
             Err(Obstacle::NotMoved)
+        } else if let Some(obstacle) = obstacle_to_partial_pages() {
+            Err(obstacle)
         } else {
             let unplaced = self.unplaced(serial, addresses.clone());
             self.move_in_touched(session, Pages::Touched, unplaced, false)
@@ -77,11 +86,19 @@ impl Table {
         let stack = 0_u8;
         let stack = (&raw const stack).addr() as u64;
         let mut spots: Vec<Range<u64>> = Vec::new();
+        self.variables.clear();
+        let mut is_of_file = false;
         for range in ranges {
             maps.visit(range.start, range.end, &mut |area| {
-                let spot = range.start.max(area.start)..range.end.min(area.end);
-                if !(area.start..area.end).contains(&stack) && self.may_move(session, pages, area, spot.start) {
-                    spots.push(spot);
+                let from = first_stack::first_movable(&maps, area);
+                let spot = range.start.max(from)..range.end.min(area.end);
+                if !spot.is_empty() && !(area.start..area.end).contains(&stack) {
+                    self.note_variables(area, spot.start);
+                    if !self.is_immovable(area) && self.may_move(session, pages, area, spot.start) {
+                        spots.push(spot);
+                    } else {
+                        is_of_file |= is_private_file(area);
+                    }
                 }
                 true
             });
@@ -91,13 +108,13 @@ impl Table {
         for spot in spots {
             self.move_in_spot(session, &maps, pages, spot, &mut exclusive)?;
         }
-        Ok(())
+        if is_of_file { Err(Obstacle::PrivateFile) } else { Ok(()) }
     }
 
-    /// The pages there that regions touch and that are in no arena; none that regions of other
+    /// The pages there that regions touch (not on demand alone) and that are in no arena; none that regions of other
     /// sessions touch, whose routers would not stand still.
     fn unplaced(&self, serial: u64, addresses: Range<u64>) -> Vec<Range<u64>> {
-        let mut holes = self.touches.untouched(addresses.clone());
+        let mut holes = self.pins.untouched(addresses.clone());
         holes.extend(self.remapped.within(addresses.clone()).into_iter().map(|(range, _)| range));
         holes.extend(self.foreign_pages(serial));
         outside(vec![addresses.clone()], &addresses, &holes)
@@ -148,7 +165,7 @@ mod tests {
     use super::*;
 
     fn span(owner: usize, start: u64, length: u64) -> RegionSpan {
-        RegionSpan { owner, start, length }
+        RegionSpan { owner, start, length, is_on_demand: false }
     }
 
     #[test]

@@ -159,7 +159,7 @@ fn with_address(path: &Path, f: impl FnOnce(&SocketAddrUnix) -> Result<(), Errno
             };
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
             let directory = rustix::fs::open(parent, flags, Mode::empty())?;
-            let short = Path::new("/proc/self/fd").join(directory.as_raw_fd().to_string()).join(name);
+            let short = Path::new("/proc/thread-self/fd").join(directory.as_raw_fd().to_string()).join(name);
             Ok(f(&SocketAddrUnix::new(&short)?)?)
         }
         Err(error) => Err(error.into()),
