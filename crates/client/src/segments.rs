@@ -7,7 +7,7 @@ use crate::lock;
 use crate::session::{Session, exchange_bytes};
 use freeflow_protocol::encode;
 use freeflow_protocol::library::{Handle, Reply, Request};
-use freeflow_shm::monotonic_ns;
+use freeflow_shm::{OwnMapping, Undisturbed, monotonic_ns};
 use freeflow_verbs::VerbsError;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -80,6 +80,7 @@ impl Session {
         self.live()?;
         let request = encode(&Request::FreezeThreads { thread, quiesce });
         let release = encode(&Request::ThawThreads);
+        let _undisturbed = Undisturbed::begin();
         let mut buffer = lock(&self.control);
         let asked_ns = monotonic_ns();
         let frozen = match exchange_bytes(&self.socket, &mut buffer, &request) {
@@ -97,7 +98,8 @@ impl Session {
         frozen
     }
 
-    pub fn pending_commands(&self) -> &Arc<PendingCommands> {
+    /// In memory that is never moved: the thread that carries them out counts them without a lock.
+    pub fn pending_commands(&self) -> &Arc<OwnMapping<PendingCommands>> {
         &self.pending_commands
     }
 

@@ -9,7 +9,7 @@ use freeflow_protocol::library::{Handle, Reply, Request, Welcome};
 use freeflow_protocol::version::{Offer, VersionRange};
 use freeflow_protocol::{MESSAGE_BYTES_MAX, PROTOCOL, decode, encode};
 use freeflow_shm::layout::{LAYOUT_VERSION, WAIT_YIELD};
-use freeflow_shm::{Doorbell, OwnMemory, SessionSegment, coarse_ns, fd, monotonic_ns};
+use freeflow_shm::{Doorbell, OwnMapping, OwnMemory, SessionSegment, Undisturbed, coarse_ns, fd, monotonic_ns};
 use freeflow_verbs::{AddressHandleAttributes, DeviceAttributes, FileIdentity, Gid, VerbsError, XrcdOpenFlags};
 use std::collections::HashMap;
 use std::fmt;
@@ -89,7 +89,8 @@ pub struct Session {
     /// Of the router's socket.
     path: PathBuf,
     pub(crate) socket: OwnedFd,
-    /// Held from a request to its reply. The buffer is for replies.
+    /// Held from a request to its reply, by a thread that is undisturbed: a signal handler that forks
+    /// must not wait for the thread that it interrupted. The buffer is for replies.
     pub(crate) control: Mutex<Vec<u8>>,
     /// Always there until drop.
     segment: Option<SessionSegment>,
@@ -104,12 +105,13 @@ pub struct Session {
     /// When its end was noticed.
     died_at_ns: AtomicU64,
     pub(crate) objects: Mutex<Objects>,
+    /// Taken by undisturbed threads, as `control`.
     pub(crate) owned_objects: Mutex<OwnedObjects>,
     pub(crate) regions: Regions,
     /// Given by who knows that the program keeps to the verbs. Without it all goes through the
     /// router.
     own_memory: OnceLock<OwnMemory>,
-    pub(crate) pending_commands: Arc<PendingCommands>,
+    pub(crate) pending_commands: Arc<OwnMapping<PendingCommands>>,
     /// A thread is delivering notifications.
     is_delivering: AtomicBool,
     /// Queue pairs with notifications of their direct rings, by cookie.
@@ -193,7 +195,7 @@ impl Session {
             owned_objects: Mutex::default(),
             regions: Regions::default(),
             own_memory: OnceLock::new(),
-            pending_commands: Arc::default(),
+            pending_commands: Arc::new(OwnMapping::new(PendingCommands::default()).map_err(broken)?),
             is_delivering: AtomicBool::new(false),
             listeners: Mutex::default(),
         })
@@ -373,6 +375,7 @@ impl Session {
     /// One control call. A failed exchange marks the session dead.
     pub(crate) fn call(&self, request: &Request) -> Result<(Reply, Vec<OwnedFd>), VerbsError> {
         self.live()?;
+        let _undisturbed = Undisturbed::begin();
         let mut buffer = lock(&self.control);
         match exchange(&self.socket, &mut buffer, request) {
             Ok((Reply::Failed(error), _)) => Err(error),
@@ -431,7 +434,10 @@ impl Session {
 
     /// An object that can't go keeps the context from closing; the caller gets its error.
     fn destroy_owned_objects(&self, context: Handle) {
-        let removal_requests = lock(&self.owned_objects).removal_requests(context);
+        let removal_requests = {
+            let _undisturbed = Undisturbed::begin();
+            lock(&self.owned_objects).removal_requests(context)
+        };
         for request in &removal_requests {
             if let Request::DeregisterMr { mr } = request {
                 self.regions.remove(*mr);

@@ -224,7 +224,7 @@ unsafe fn duplicate(piece: &PageMove) -> bool {
 }
 
 /// Puts private memory in the place of an arena's pages, if they are still there, which `is_right`
-/// says of each area. Marks those that were; false if not all.
+/// says of each area. Marks those that were, and leaves those that are marked; false if not all.
 pub(crate) fn move_out(
     session: &Session,
     maps: &ProcessMap,
@@ -232,12 +232,12 @@ pub(crate) fn move_out(
     freeze: Freeze,
     is_right: &dyn Fn(&PageMove, &Area, u64) -> bool,
 ) -> bool {
-    for piece in pieces.iter() {
+    for piece in pieces.iter().filter(|piece| !piece.done) {
         // SAFETY: makes pages of a mirror present, for reading.
         unsafe { syscalls::madvise(piece.mirror.cast(), piece.bytes, MADV_POPULATE_READ) };
     }
     in_freeze_window(session, freeze, &mut |window| {
-        for piece in pieces.iter_mut() {
+        for piece in pieces.iter_mut().filter(|piece| !piece.done) {
             let one = *piece;
             piece.done =
                 may_move(window, maps, &one, &|area, address| is_right(&one, area, address)) && restore(maps, &one);
