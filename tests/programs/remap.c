@@ -212,6 +212,9 @@ static const struct {
     {"edges", case_edges},       {"edges-shared", case_edges_shared}, {"edges-fleeting", case_edges_fleeting},
     {"edges-writers", case_edges_writers}, {"edges-signals", case_edges_signals},
     {"edges-fork", case_edges_fork}, {"edges-forks", case_edges_forks}, {"edges-allocator", case_edges_allocator},
+    {"forks-busy", case_forks_busy}, {"forks-beside", case_forks_beside}, {"forks-handler", case_forks_handler},
+    {"forks-cancelled", case_forks_cancelled}, {"forks-scattered", case_forks_scattered},
+    {"forks-router-death", case_forks_router_death},
     {"hint", case_hint},         {"hint-little", case_hint_little}, {"hint-ordinary", case_hint_ordinary},
     {"hint-partial", case_hint_partial}, {"hint-reused", case_hint_reused},
 };
