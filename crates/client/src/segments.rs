@@ -80,10 +80,10 @@ impl Session {
         self.live()?;
         let request = encode(&Request::FreezeThreads { thread, quiesce });
         let release = encode(&Request::ThawThreads);
-        let _undisturbed = Undisturbed::begin();
+        let undisturbed = Undisturbed::begin();
         let mut buffer = lock(&self.control);
         let asked_ns = monotonic_ns();
-        let frozen = match exchange_bytes(&self.socket, &mut buffer, &request) {
+        let frozen = match exchange_bytes(&self.socket, &mut buffer, &request, &undisturbed) {
             Ok((Reply::Done, _)) => Ok(()),
             Ok((Reply::Failed(error), _)) => return Err(error),
             // Without an answer nobody knows whether they are frozen.
@@ -92,7 +92,7 @@ impl Session {
         if frozen.is_ok() {
             body(asked_ns);
         }
-        if frozen.is_err() || exchange_bytes(&self.socket, &mut buffer, &release).is_err() {
+        if frozen.is_err() || exchange_bytes(&self.socket, &mut buffer, &release, &undisturbed).is_err() {
             self.mark_dead();
         }
         frozen

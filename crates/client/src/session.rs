@@ -18,6 +18,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::Duration;
 use thiserror::Error;
 
 /// Where the router listens inside a container.
@@ -26,6 +27,8 @@ const SOCKET_PATH: &str = "/run/freeflow/router.sock";
 const SOCKET_VARIABLE: &str = "FREEFLOW_SOCKET";
 /// Descriptors that come with one reply at most.
 const DESCRIPTORS_MAX: usize = 2;
+/// A router that has not answered by then is stopped, or waits for something.
+const PROMPT_ANSWER: Duration = Duration::from_secs(1);
 /// How often empty polls look whether the router still lives.
 const LIVENESS_INTERVAL_NS: u64 = 10_000_000;
 /// A request that was carried out here counts only if the router was seen alive so shortly before
@@ -159,7 +162,9 @@ impl Session {
         let request = Request::Hello { protocol: PROTOCOL, layouts: LAYOUTS, program: program() };
         let version = |why| ConnectError::Version { path: path.into(), why };
         let broken = |error| ConnectError::Broken { path: path.into(), error };
-        let (reply, mut descriptors) = exchange(&socket, &mut buffer, &request).map_err(broken)?;
+        let undisturbed = Undisturbed::begin();
+        let (reply, mut descriptors) = exchange(&socket, &mut buffer, &request, &undisturbed).map_err(broken)?;
+        drop(undisturbed);
         let welcome = match reply {
             Reply::Welcome(welcome) => welcome,
             Reply::Incompatible { protocol, layouts } => return Err(version(disagreement(&protocol, layouts))),
@@ -375,9 +380,9 @@ impl Session {
     /// One control call. A failed exchange marks the session dead.
     pub(crate) fn call(&self, request: &Request) -> Result<(Reply, Vec<OwnedFd>), VerbsError> {
         self.live()?;
-        let _undisturbed = Undisturbed::begin();
+        let undisturbed = Undisturbed::begin();
         let mut buffer = lock(&self.control);
-        match exchange(&self.socket, &mut buffer, request) {
+        match exchange(&self.socket, &mut buffer, request, &undisturbed) {
             Ok((Reply::Failed(error), _)) => Err(error),
             Ok(answer) => {
                 lock(&self.owned_objects).note(request, &answer.0);
@@ -512,8 +517,13 @@ impl Drop for Session {
 }
 
 /// Sends a request and waits for its reply.
-fn exchange(socket: &OwnedFd, buffer: &mut Vec<u8>, request: &Request) -> io::Result<(Reply, Vec<OwnedFd>)> {
-    exchange_bytes(socket, buffer, &encode(request))
+fn exchange(
+    socket: &OwnedFd,
+    buffer: &mut Vec<u8>,
+    request: &Request,
+    undisturbed: &Undisturbed,
+) -> io::Result<(Reply, Vec<OwnedFd>)> {
+    exchange_bytes(socket, buffer, &encode(request), undisturbed)
 }
 
 /// The same with a request that was encoded before. Allocates nothing if the reply brings nothing
@@ -522,6 +532,7 @@ pub(crate) fn exchange_bytes(
     socket: &OwnedFd,
     buffer: &mut Vec<u8>,
     request: &[u8],
+    undisturbed: &Undisturbed,
 ) -> io::Result<(Reply, Vec<OwnedFd>)> {
     fd::send_message(socket, request, &[])?;
     if buffer.len() < MESSAGE_BYTES_MAX {
@@ -529,6 +540,9 @@ pub(crate) fn exchange_bytes(
     }
     // As long as the router has its socket open: one that is stopped, or waits for its disk,
     // answers when it goes on.
+    if !fd::readable_within(socket, PROMPT_ANSWER) {
+        undisturbed.admit_unhandled();
+    }
     let (bytes, descriptors) = fd::receive_into(socket, buffer, DESCRIPTORS_MAX)?;
     if bytes == 0 {
         return Err(io::ErrorKind::UnexpectedEof.into());

@@ -25,13 +25,25 @@ thread_local! {
     static BEFORE: Cell<(u64, c_int)> = const { Cell::new((0, 0)) };
 }
 
-fn set_signal_mask(mask: u64) -> u64 {
+/// `how`: SIG_BLOCK, SIG_UNBLOCK or SIG_SETMASK. Gives the mask before.
+fn change_signal_mask(how: c_int, mask: u64) -> u64 {
     let mut before = 0_u64;
     // SAFETY: both are valid signal sets of the kernel's size.
-    unsafe {
-        libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &raw const mask, &raw mut before, size_of::<u64>());
-    }
+    unsafe { libc::syscall(libc::SYS_rt_sigprocmask, how, &raw const mask, &raw mut before, size_of::<u64>()) };
     before
+}
+
+/// The signals that have no handler: they end the process, stop it, or do nothing.
+fn unhandled() -> u64 {
+    let is_unhandled = |signal: c_int| {
+        // SAFETY: all zeroes are valid; the struct is ours to write.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            let is_known = libc::sigaction(signal, std::ptr::null(), &raw mut action) == 0;
+            is_known && matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN)
+        }
+    };
+    (1..=64).filter(|&signal| is_unhandled(signal)).fold(0, |mask, signal| mask | 1 << (signal - 1))
 }
 
 fn set_cancel_state(state: c_int) -> c_int {
@@ -64,11 +76,17 @@ impl Undisturbed {
         let depth = DEPTH.get();
         if depth == 0 {
             // The signals first: a handler that comes before finds all as it was.
-            let mask = set_signal_mask(blocked());
+            let mask = change_signal_mask(libc::SIG_BLOCK, blocked());
             BEFORE.set((mask, set_cancel_state(PTHREAD_CANCEL_DISABLE)));
         }
         DEPTH.set(depth + 1);
         Self(PhantomData)
+    }
+
+    /// Lets signals through that run no handler, so that a program which waits for long can be ended.
+    pub fn admit_unhandled(&self) {
+        let (before, _) = BEFORE.get();
+        change_signal_mask(libc::SIG_UNBLOCK, unhandled() & !before);
     }
 
     /// It lasts until [`Self::kept`] is dropped.
@@ -90,7 +108,7 @@ impl Drop for Undisturbed {
         if depth == 0 {
             let (mask, state) = BEFORE.get();
             set_cancel_state(state);
-            set_signal_mask(mask);
+            change_signal_mask(libc::SIG_SETMASK, mask);
         }
     }
 }
@@ -117,9 +135,7 @@ mod tests {
     use super::*;
 
     fn mask_now() -> u64 {
-        let mask = set_signal_mask(0);
-        set_signal_mask(mask);
-        mask
+        change_signal_mask(libc::SIG_BLOCK, 0)
     }
 
     fn cancel_state_now() -> c_int {
@@ -141,6 +157,18 @@ mod tests {
             assert_eq!((mask_now(), cancel_state_now()), (blocked() & !never, PTHREAD_CANCEL_DISABLE));
         }
         assert_eq!((mask_now(), cancel_state_now()), before);
+    }
+
+    #[test]
+    fn a_signal_that_ends_the_program_is_admitted_if_nobody_handles_it() {
+        extern "C" fn handle(_: c_int) {}
+        // SAFETY: no other test uses this signal.
+        unsafe { libc::signal(libc::SIGUSR2, handle as *const () as libc::sighandler_t) };
+        let undisturbed = Undisturbed::begin();
+        let is_blocked = |signal: c_int| mask_now() >> (signal - 1) & 1 == 1;
+        assert!(is_blocked(libc::SIGUSR2) && is_blocked(libc::SIGTERM));
+        undisturbed.admit_unhandled();
+        assert!(is_blocked(libc::SIGUSR2) && !is_blocked(libc::SIGTERM));
     }
 
     #[test]
