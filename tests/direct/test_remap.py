@@ -28,7 +28,7 @@ ALONE = ("kinds", "data", "overlap", "rereg", "resident", "stale", "fork", "limi
          "renewed", "renewed-heap", "renewed-small", "renewed-on-demand", "renewed-moved",
          "renewed-atomics")
 EDGES = ("edges", "edges-shared", "edges-fleeting", "edges-writers", "edges-signals", "edges-fork", "edges-forks", "edges-allocator")
-FORKS = ("forks-busy", "forks-beside", "forks-handler", "forks-cancelled", "forks-scattered")
+FORKS = ("forks-busy", "forks-grandchild", "forks-beside", "forks-handler", "forks-cancelled", "forks-scattered")
 THREADS = ("writers", "signals", "reads", "calls", "atomics", "allocator", "fork-threads", "shared-again")
 
 # Those in which bytes are moved: with several workers only they are run again.

@@ -124,6 +124,7 @@ void case_edges_signals(void);
 void case_edges_fork(void);
 void case_edges_allocator(void);
 void case_forks_busy(void);
+void case_forks_grandchild(void);
 void case_forks_beside(void);
 void case_forks_handler(void);
 void case_forks_cancelled(void);

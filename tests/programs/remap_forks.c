@@ -97,6 +97,30 @@ void case_forks_busy(void) {
     end_whole();
 }
 
+// ---- by a child
+
+// A child that forks without a verb of its own: what it mapped since it began is there in the grandchild.
+void case_forks_grandchild(void) {
+    enum { COUNT = 512, BYTES = 4096 };
+    make_whole();
+    pid_t child = fork();
+    if (!child) {
+        uint8_t *blocks[COUNT];
+        for (unsigned i = 0; i < COUNT; i++) blocks[i] = private_pages(BYTES, i);
+        pid_t grandchild = fork();
+        if (!grandchild) {
+            for (unsigned i = 0; i < COUNT; i++)
+                if (!is_filled(blocks[i], BYTES, i)) _exit(1);
+            _exit(0);
+        }
+        int status = -1;
+        _exit(waitpid(grandchild, &status, 0) == grandchild && status == 0 ? 0 : 1);
+    }
+    int status = -1;
+    need(waitpid(child, &status, 0) == child && status == 0);
+    end_whole();
+}
+
 // ---- of pages beside the library's own thread
 
 static void need_private_after_fork(struct ibv_mr *mr, uint8_t *memory, size_t bytes) {

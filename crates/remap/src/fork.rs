@@ -20,6 +20,7 @@ use crate::stale::ALL;
 use crate::table::{Table, protection};
 use crate::threads::now_ns;
 use crate::{commands, page_moves};
+use freeflow_client::fork::generation;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
 /// Longest wait for a child, milliseconds. It copies a gigabyte in less than a second.
@@ -51,7 +52,7 @@ pub extern "C" fn before_fork() {
     }
     let mut held = locked.hold_for_fork();
     take_out(&mut held);
-    if held.table().is_some_and(Table::shows_arenas) {
+    if held.current().is_some_and(|table| table.shows_arenas()) {
         let mut ends = [-1; 2];
         // SAFETY: `ends` is ours to write.
         if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } == 0 {
@@ -117,7 +118,8 @@ pub fn after_fork_in_child() {
     }
     let held = locked.kept();
     locked.reset_in_child();
-    if let Some(table) = held.table() {
+    // An older one was forgotten by the parent: what was mapped there is the program's by now.
+    if let Some(table) = held.table().filter(|table| table.generation().wrapping_add(1) == generation()) {
         take_copies(table);
     }
     close_end(&READ_END);
