@@ -131,7 +131,8 @@ impl Table {
             arenas.iter().any(|arena| arena.has_mirror_of(piece) && arena.shows(piece, area, address))
         };
         let mut left = &mut pieces[..];
-        while !left.is_empty() {
+        let mut is_refused = false;
+        while !left.is_empty() && !is_refused {
             let (batch, rest) = left.split_at_mut(count_in_window(left, maps));
             let mut done_count = 0;
             // Those that are left over, too, as long as there are fewer each time: the window was open
@@ -143,6 +144,8 @@ impl Table {
                 }
                 done_count = count;
             }
+            // No window, and there would be none for the others: each try would cost the same time.
+            is_refused = batch.iter().all(|piece| !piece.done);
             left = rest;
         }
         for piece in &pieces {
