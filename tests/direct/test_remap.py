@@ -30,11 +30,12 @@ ALONE = ("kinds", "data", "overlap", "rereg", "resident", "stale", "fork", "limi
 EDGES = ("edges", "edges-shared", "edges-fleeting", "edges-writers", "edges-signals", "edges-fork", "edges-forks", "edges-allocator")
 BESIDE = ("edges-lowest", "edges-on-demand", "edges-file", "edges-leader", "edges-immovable", "edges-unstoppable",
           "edges-foreign", "edges-uring", "edges-data-limit", "edges-far")
+FORKS = ("forks-busy", "forks-grandchild", "forks-beside", "forks-handler", "forks-cancelled", "forks-scattered")
 THREADS = ("writers", "signals", "reads", "calls", "atomics", "allocator", "fork-threads", "shared-again")
 
 # Those in which bytes are moved: with several workers only they are run again.
 WITH_TRAFFIC = ("data", "overlap", "rereg", "renewed", "renewed-on-demand", "renewed-atomics", "fork", "reads", "calls", "atomics", "fork-threads",
-                "edges-shared", "edges-writers", "edges-forks")
+                "edges-shared", "edges-writers", "edges-forks", "forks-busy")
 
 PYTHON = """
 import ctypes, gc, sys
@@ -121,6 +122,16 @@ def survives_the_router(container, host, program):
     need(running.wait(60) == 0, running.output())
 
 
+def forks_without_the_router(container, host, program):
+    """Partial pages that were shared by a router that is gone are private by the next fork."""
+    running = container.start(program, "forks-router-death")
+    running.wait_for_output("placed")
+    os.kill(host.router_pid(), 9)
+    code = running.wait(60)
+    host.up()
+    need(code == 0 and "forks-router-death: good" in running.output(), running.output())
+
+
 def case_in_podman(containers, program, name):
     output = harness.run(containers.unprivileged("env", "REMAP_SECONDS=1", program, name), seconds=90, codes=(0, NOT_HERE))
     if f"{name}: good" not in output:
@@ -157,7 +168,7 @@ def containers():
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("name", WITH_TRAFFIC if WORKERS else ALONE + THREADS + EDGES + BESIDE)
+@pytest.mark.parametrize("name", WITH_TRAFFIC if WORKERS else ALONE + THREADS + EDGES + BESIDE + FORKS)
 def test_case(container, held, program, name):
     with HugePages() if name in ("kinds", "edges-immovable") else contextlib.nullcontext():
         case(container, program, name)
@@ -231,6 +242,11 @@ def test_nothing_is_left_in_the_router(host, held):
 @pytest.mark.usual_workers
 def test_router_dies(container, host, held, program):
     survives_the_router(container, host, program)
+
+
+@pytest.mark.usual_workers
+def test_forks_after_the_router_s_death(container, host, held, program):
+    forks_without_the_router(container, host, program)
 
 
 @pytest.mark.usual_workers

@@ -217,6 +217,10 @@ static const struct {
     {"edges-unstoppable", case_edges_unstoppable}, {"edges-foreign", case_edges_foreign},
     {"edges-uring", case_edges_uring}, {"edges-data-limit", case_edges_data_limit}, {"edges-far", case_edges_far},
     {"edges-whole", case_edges_whole},
+    {"forks-busy", case_forks_busy}, {"forks-beside", case_forks_beside}, {"forks-handler", case_forks_handler},
+    {"forks-grandchild", case_forks_grandchild}, {"forks-cancelled", case_forks_cancelled},
+    {"forks-scattered", case_forks_scattered},
+    {"forks-router-death", case_forks_router_death},
     {"hint", case_hint},         {"hint-little", case_hint_little}, {"hint-ordinary", case_hint_ordinary},
     {"hint-partial", case_hint_partial}, {"hint-reused", case_hint_reused},
 };

@@ -27,9 +27,9 @@ void end_whole(void) {
     munmap(whole_memory, 16 * PAGE);
 }
 
-static uint8_t *page_of(const void *address) { return (uint8_t *)((uintptr_t)address & ~(PAGE - 1)); }
+uint8_t *page_of(const void *address) { return (uint8_t *)((uintptr_t)address & ~(PAGE - 1)); }
 
-static bool is_placed(const void *address, size_t bytes) {
+bool is_placed(const void *address, size_t bytes) {
     uint8_t *first = page_of(address), *end = page_of((uint8_t *)address + bytes - 1) + PAGE;
     return placed(first, (size_t)(end - first)) == (size_t)(end - first);
 }

@@ -1,4 +1,5 @@
 //! Making arenas and giving them back: which segment stands for which addresses.
+use crate::kept_descriptor::{KeptDescriptor, kept_count_max};
 use crate::page_moves::{self, MOVE_BYTES_MAX};
 use crate::process_map::ProcessMap;
 use crate::ranges::PAGE_BYTES;
@@ -148,6 +149,10 @@ impl Table {
             unsafe { page_moves::unmap_mirror(mirror, bytes as usize) };
             return None;
         };
+        // Partial pages are more often in shared arenas.
+        let count_max = if is_exclusive { kept_count_max() / 2 } else { kept_count_max() };
+        let count = self.arenas.iter().filter(|arena| arena.descriptor.is_some()).count();
+        let kept = (count < count_max).then(|| KeptDescriptor::of(descriptor)).flatten();
         self.last_number += 1;
         self.arenas.push(Arena {
             number: self.last_number,
@@ -162,6 +167,7 @@ impl Table {
             is_closed: false,
             is_exclusive,
             is_shown_elsewhere: false,
+            descriptor: kept,
         });
         Some(self.arenas.len() - 1)
     }

@@ -16,6 +16,8 @@ use std::{ptr, slice};
 pub(crate) const LATE_BYTES_MAX: usize = 64 << 10;
 /// A write from the pinning of its page to its end, if the writer is not interrupted.
 const WRITE_NS: u64 = 50_000;
+/// Pieces that leave within that time.
+const LEAVING_COUNT_MAX: usize = 8;
 
 /// Bytes in a mapping of their own: a block of the heap could lie in the pages that move.
 struct Buffer {
@@ -174,6 +176,96 @@ impl LateWrites {
     }
 }
 
+/// Old pages of pieces that leave an arena one after the other, in one window: writes to them are
+/// carried over while others follow.
+pub(crate) struct LeavingPages {
+    /// The contents of each when they were copied, and of one afterwards.
+    taken: Buffer,
+    later: Buffer,
+    /// Bytes of the longest.
+    bytes_max: usize,
+    /// On the stack: a block of the heap could lie in the pages that move.
+    pieces: [Option<LeavingPiece>; LEAVING_COUNT_MAX],
+    next: usize,
+}
+
+#[derive(Clone, Copy)]
+struct LeavingPiece {
+    old: *const u8,
+    new: *mut u8,
+    bytes: usize,
+    until_ns: u64,
+}
+
+impl LeavingPages {
+    /// `None`: pieces so long are not looked after, or there is no memory.
+    pub fn new(bytes_max: usize) -> Option<Self> {
+        if bytes_max == 0 || bytes_max > LATE_BYTES_MAX {
+            return None;
+        }
+        let (taken, later) = (Buffer::new(bytes_max * LEAVING_COUNT_MAX)?, Buffer::new(bytes_max)?);
+        Some(Self { taken, later, bytes_max, pieces: [None; LEAVING_COUNT_MAX], next: 0 })
+    }
+
+    /// The contents of the next piece, which are copied.
+    ///
+    /// # Safety
+    /// As many bytes are readable there.
+    pub unsafe fn take(&mut self, old: *const u8, bytes: usize) -> &[u8] {
+        while self.pieces[self.next].is_some() {
+            self.carry();
+        }
+        let taken = &mut self.taken[self.next * self.bytes_max..][..bytes];
+        // SAFETY: this function's contract.
+        unsafe { old.copy_to_nonoverlapping(taken.as_mut_ptr(), bytes) };
+        taken
+    }
+
+    /// The contents of new pages that are made once more.
+    ///
+    /// # Safety
+    /// As many bytes are readable there.
+    pub unsafe fn look(&mut self, from: *const u8, bytes: usize) -> &[u8] {
+        // SAFETY: this function's contract.
+        unsafe { from.copy_to_nonoverlapping(self.later.as_mut_ptr(), bytes) };
+        &self.later[..bytes]
+    }
+
+    /// After [`Self::take`], once the old pages are nowhere but at `old`. In the window.
+    ///
+    /// # Safety
+    /// As many bytes are readable at `old`, and writable at `new`, until [`Self::carry_all`] has
+    /// returned; both are aligned to words.
+    pub unsafe fn add(&mut self, old: *const u8, new: *mut u8, bytes: usize) {
+        self.pieces[self.next] = Some(LeavingPiece { old, new, bytes, until_ns: now_ns() + WRITE_NS });
+        self.next = (self.next + 1) % LEAVING_COUNT_MAX;
+        self.carry();
+    }
+
+    /// Waits for writes to the last pieces. In the window.
+    pub fn carry_all(&mut self) {
+        while self.pieces.iter().any(Option::is_some) {
+            self.carry();
+        }
+    }
+
+    fn carry(&mut self) {
+        for (number, slot) in self.pieces.iter_mut().enumerate() {
+            let Some(LeavingPiece { old, new, bytes, until_ns }) = *slot else { continue };
+            // A last look afterwards.
+            if now_ns() >= until_ns {
+                *slot = None;
+            }
+            let (taken, later) = (&mut self.taken[number * self.bytes_max..][..bytes], &mut self.later[..bytes]);
+            // SAFETY: the contract of `add`.
+            unsafe {
+                old.copy_to_nonoverlapping(later.as_mut_ptr(), bytes);
+                carry(taken, later, new);
+            }
+        }
+    }
+}
+
 /// Puts the bytes that differ between two states of the old pages into the new ones, where those have
 /// the earlier state. The later state is the earlier one of the next time.
 ///
@@ -252,6 +344,31 @@ mod tests {
             assert_eq!([*new.add(10), *new.add(12), *new.add(8190)], [4, 5, 7]);
         }
         assert!(LateWrites::new(LATE_BYTES_MAX + 4096).is_none());
+    }
+
+    #[test]
+    fn writes_to_pieces_that_have_left_are_carried_over_while_others_leave() {
+        let count = LEAVING_COUNT_MAX + 2;
+        let (old, new) = (pages(count * 4096), pages(count * 4096));
+        let mut leaving = LeavingPages::new(4096).unwrap();
+        for at in 0..count {
+            // SAFETY: pages of this test's own, of that many bytes.
+            unsafe {
+                let (old, new) = (old.add(at * 4096), new.add(at * 4096));
+                old.write_bytes(7, 4096);
+                fill_new(leaving.take(old, 4096), new);
+                *old.add(100 + at) = 1;
+                leaving.add(old, new, 4096);
+            }
+        }
+        // SAFETY: as above.
+        unsafe {
+            *old.add(count * 4096 - 1) = 2;
+            leaving.carry_all();
+            assert!((0..count).all(|at| *new.add(at * 4096 + 100 + at) == 1 && *new.add(at * 4096 + 99) == 7));
+            assert_eq!(*new.add(count * 4096 - 1), 2);
+        }
+        assert!(LeavingPages::new(LATE_BYTES_MAX + 4096).is_none() && LeavingPages::new(0).is_none());
     }
 
     #[test]

@@ -1,12 +1,13 @@
 //! Moving pages between private memory and arenas, while nobody writes them: in a freeze window
 //! (`threads`).
-use crate::late_writes::{LateWrites, fill_new};
+use crate::late_writes::{LateWrites, LeavingPages, fill_new};
 use crate::process_map::{Area, FileId, ProcessMap};
 use crate::syscalls;
 use crate::threads::{FreezeWindow, in_freeze_window};
 use freeflow_client::{Freeze, Session};
 use std::cell::Cell;
 use std::ffi::c_void;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -31,6 +32,12 @@ pub(crate) struct PageMove {
     /// The rights of the memory once it is private.
     pub protection: i32,
     pub done: bool,
+}
+
+impl PageMove {
+    pub fn range(&self) -> Range<u64> {
+        self.target..self.target + self.bytes as u64
+    }
 }
 
 fn at(address: u64) -> *mut c_void {
@@ -278,7 +285,8 @@ unsafe fn duplicate(piece: &PageMove) -> bool {
 }
 
 /// Puts private memory in the place of an arena's pages, if they are still there, which `is_right`
-/// says of each area. Marks those that were; false if not all. `holds_more`: than regions.
+/// says of each area. Marks those that were, and leaves those that are marked; false if not all.
+/// `holds_more`: than regions.
 pub(crate) fn move_out(
     session: &Session,
     maps: &ProcessMap,
@@ -287,19 +295,20 @@ pub(crate) fn move_out(
     freeze: Freeze,
     is_right: &dyn Fn(&PageMove, &Area, u64) -> bool,
 ) -> bool {
-    for piece in pieces.iter() {
+    for piece in pieces.iter().filter(|piece| !piece.done) {
         // SAFETY: makes pages of a mirror present, for reading.
         unsafe { syscalls::madvise(piece.mirror.cast(), piece.bytes, MADV_POPULATE_READ) };
     }
-    let mut late = match &*pieces {
-        [piece] if holds_more => LateWrites::new(piece.bytes),
-        _ => None,
-    };
+    let bytes_max = pieces.iter().map(|piece| piece.bytes).max().unwrap_or(0);
+    let mut late = holds_more.then(|| LeavingPages::new(bytes_max)).flatten();
     in_freeze_window(session, freeze, &mut |window| {
-        for piece in pieces.iter_mut() {
+        for piece in pieces.iter_mut().filter(|piece| !piece.done) {
             let one = *piece;
             piece.done = may_move(window, maps, &one, &|area, address| is_right(&one, area, address))
                 && restore(maps, &one, late.as_mut());
+        }
+        if let Some(late) = &mut late {
+            late.carry_all();
         }
     });
     pieces.iter().all(|piece| piece.done)
@@ -308,7 +317,7 @@ pub(crate) fn move_out(
 /// In a window. Mapped again in place, the memory becomes one area with its neighbours again: with
 /// MAP_NORESERVE, if only that makes it so, as it is with memory of jemalloc. `late`: the mirror's
 /// pages hold more than regions, and another process may see the new pages before they are filled.
-fn restore(maps: &ProcessMap, piece: &PageMove, mut late: Option<&mut LateWrites>) -> bool {
+fn restore(maps: &ProcessMap, piece: &PageMove, mut late: Option<&mut LeavingPages>) -> bool {
     let rights = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
     let target = at(piece.target).cast::<u8>();
@@ -316,7 +325,9 @@ fn restore(maps: &ProcessMap, piece: &PageMove, mut late: Option<&mut LateWrites
     // SAFETY: at the target lie the arena's pages (checked a moment ago, and only this thread
     // runs), or what was put there just now; the mirror shows the same pages.
     let mut make = |flags| unsafe {
-        let contents = late.as_mut().map(|late| if is_first { late.take(piece.mirror) } else { late.look(target) });
+        let contents = late
+            .as_mut()
+            .map(|late| if is_first { late.take(piece.mirror, piece.bytes) } else { late.look(target, piece.bytes) });
         is_first = false;
         let made = syscalls::mmap(target.cast(), piece.bytes, rights, flags, -1, 0) != libc::MAP_FAILED;
         if made && let Some(contents) = contents {
@@ -337,7 +348,11 @@ fn restore(maps: &ProcessMap, piece: &PageMove, mut late: Option<&mut LateWrites
             return false;
         }
         if let Some(late) = late {
-            late.carry_for_a_while(Some(piece.mirror), target);
+            late.add(piece.mirror, target, piece.bytes);
+            // Nothing can be carried over once it has other rights.
+            if piece.protection != rights {
+                late.carry_all();
+            }
         } else {
             populate_target(piece, MADV_POPULATE_WRITE);
             ptr::copy_nonoverlapping(piece.mirror, target, piece.bytes);

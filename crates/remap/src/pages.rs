@@ -5,6 +5,7 @@
 //! program may unmap the memory a moment later.
 use crate::process_map::ProcessMap;
 use crate::syscalls;
+use freeflow_client::Uncancelled;
 use freeflow_verbs::VerbsError;
 use std::ptr;
 use std::sync::OnceLock;
@@ -15,6 +16,7 @@ use std::sync::OnceLock;
 /// # Errors
 /// BadAddress if not.
 pub fn check_mapped(start: u64, length: u64, writable: bool) -> Result<Option<ProcessMap>, VerbsError> {
+    let _uncancelled = Uncancelled::begin();
     let end = start.checked_add(length).ok_or(VerbsError::BadAddress)?;
     let Some(map) = ProcessMap::open() else { return Ok(None) };
     if is_mapped(&map, start, end, writable) { Ok(Some(map)) } else { Err(VerbsError::BadAddress) }

@@ -12,8 +12,8 @@ use crate::page_moves::{self, MOVE_BYTES_MAX, PageMove};
 use crate::process_map::{Area, ProcessMap};
 use crate::ranges::PAGE_BYTES;
 use crate::stale::ALL;
-use crate::table::{Arena, Copied, Table, protection, stack_in_use};
-use crate::threads::{is_window_possible, with_others_frozen};
+use crate::table::{Arena, Copied, Table, protection};
+use crate::threads::{is_window_possible, stack_in_use, with_others_frozen};
 use freeflow_client::{Handle, Session};
 use freeflow_verbs::VerbsError;
 use std::collections::BTreeSet;
@@ -266,6 +266,7 @@ mod tests {
                 is_closed: false,
                 is_exclusive: true,
                 is_shown_elsewhere: false,
+                descriptor: None,
             });
             table.remapped.insert(base..base + bytes as u64, 1);
             Self { table, maps, descriptor, target }

@@ -15,11 +15,11 @@ use crate::first_stack;
 use crate::hints::Obstacle;
 use crate::precautions::obstacle_to_partial_pages;
 use crate::process_map::{Area, FileId, ProcessMap};
-use crate::ranges::RegionSpan;
-use crate::stale::outside;
+use crate::ranges::{RegionSpan, without};
+use crate::stale::{compare, outside};
 use crate::table::{ExclusiveArenas, Pages, Table, is_enabled};
-use crate::threads::may_try_freeze;
-use freeflow_client::{Freeze, Session};
+use crate::threads::{may_try_freeze, stack_in_use};
+use freeflow_client::{Freeze, OwnMapping, Session};
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
@@ -82,17 +82,17 @@ impl Table {
             return Ok(());
         }
         let Some(maps) = ProcessMap::open() else { return Ok(()) };
-        // This thread's stack is its own, and may be a neighbour of what is moved.
-        let stack = 0_u8;
-        let stack = (&raw const stack).addr() as u64;
+        // This thread's stack may be a neighbour of what is moved. What is moved here can be taken out
+        // here: both keep off the same pages.
+        let stack = stack_in_use();
         let mut spots: Vec<Range<u64>> = Vec::new();
         self.variables.clear();
         let mut is_of_file = false;
-        for range in ranges {
+        for range in ranges.into_iter().flat_map(|range| without(range, &stack)) {
             maps.visit(range.start, range.end, &mut |area| {
                 let from = first_stack::first_movable(&maps, area);
                 let spot = range.start.max(from)..range.end.min(area.end);
-                if !spot.is_empty() && !(area.start..area.end).contains(&stack) {
+                if !spot.is_empty() {
                     self.note_variables(area, spot.start);
                     if !self.is_immovable(area) && self.may_move(session, pages, area, spot.start) {
                         spots.push(spot);
@@ -139,7 +139,7 @@ impl Table {
     }
 
     /// The threads of the sessions that have partial pages in arenas.
-    pub fn threads_with_partial_pages(&self) -> Vec<Arc<Task>> {
+    pub fn threads_with_partial_pages(&self) -> Vec<Arc<OwnMapping<Task>>> {
         let numbers: BTreeSet<u32> = self.partial_pages().into_iter().map(|(_, number)| number).collect();
         let serials: BTreeSet<u64> =
             numbers.into_iter().filter_map(|number| self.arena(number)).map(|arena| arena.serial).collect();
@@ -151,11 +151,53 @@ impl Table {
         let is_own = |number| self.arena(number).is_some_and(|arena| arena.serial == session.serial());
         let partial: Vec<_> = self.partial_pages().into_iter().filter(|&(_, number)| is_own(number)).collect();
         let Some(maps) = ProcessMap::open() else { return };
-        for (range, number) in partial {
-            self.move_out_range(session, &maps, range, number, Freeze::ThreadsAndRouter);
+        for span in self.spans_of(&partial) {
+            if session.unmap_part(span).is_err() {
+                self.has_pending = true;
+                return;
+            }
         }
+        let ranges = partial.into_iter();
+        let pieces =
+            ranges.flat_map(|(range, number)| self.pieces_to_move_out(session, &maps, &range, number)).collect();
+        self.move_out_pieces(session, &maps, pieces, Freeze::ThreadsAndRouter);
         drop(maps);
         self.tidy(session);
+    }
+
+    /// The same addresses in fewer ranges: with what lies between them, if none of it is remapped.
+    fn spans_of(&self, ranges: &[(Range<u64>, u32)]) -> Vec<Range<u64>> {
+        let mut spans: Vec<Range<u64>> = Vec::new();
+        let mut last = None;
+        for (range, number) in ranges {
+            match spans.last_mut() {
+                Some(span) if last == Some(number) && self.remapped.within(span.end..range.start).is_empty() => {
+                    span.end = range.end;
+                }
+                _ => spans.push(range.clone()),
+            }
+            last = Some(number);
+        }
+        spans
+    }
+
+    /// Makes all partial pages private copies, for a fork, where no command thread took them out: their
+    /// router is gone, or this is a child by a bare `clone`. The router hears nothing of it.
+    pub fn leave_copies_of_partial_pages(&mut self) {
+        let partial = self.partial_pages();
+        if partial.is_empty() {
+            return;
+        }
+        let Some(maps) = ProcessMap::open() else { return };
+        for (range, number) in partial {
+            let Some(arena) = self.arena(number) else { continue };
+            let Some(compared) = compare(arena, &maps, &range) else { continue };
+            for (shown, protection) in compared.shown {
+                if let Some(piece) = self.arena(number).map(|arena| arena.piece(&shown, protection)) {
+                    self.leave_private_copy(None, &maps, number, &piece);
+                }
+            }
+        }
     }
 }
 
@@ -190,7 +232,11 @@ mod tests {
         table.add_region(9, span(1, 0x4100, 8));
         table.remapped.insert(0x3000..0x7000, 1);
         assert_eq!(table.partial_pages(), [(0x3000..0x4000, 1), (0x6000..0x7000, 1)]);
+        assert_eq!(table.spans_of(&table.partial_pages()), [0x3000..0x4000, 0x6000..0x7000]);
+        table.remapped.insert(0x9000..0xa000, 1);
+        table.remapped.insert(0xc000..0xd000, 2);
+        assert_eq!(table.spans_of(&table.partial_pages()), [0x3000..0x4000, 0x6000..0xa000, 0xc000..0xd000]);
         assert!(table.remove_region(large));
-        assert_eq!(table.partial_pages(), [(0x3000..0x7000, 1)]);
+        assert_eq!(table.partial_pages()[0], (0x3000..0x7000, 1));
     }
 }

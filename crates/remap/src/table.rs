@@ -2,17 +2,16 @@
 use crate::commands;
 use crate::first_stack::{self, AsidePages, is_first_stack};
 use crate::hints::{Hints, Line, Obstacle};
-use crate::late_writes::LATE_BYTES_MAX;
+use crate::kept_descriptor::KeptDescriptor;
 use crate::objects;
 use crate::page_moves::{self, MOVE_BYTES_MAX, Moved, PageMove};
 use crate::process_map::{Area, FileId, ProcessMap};
 use crate::ranges::{NumberedRanges, PAGE_BYTES, RegionSpan, TouchCounts, without};
-use crate::stale::{ALL, Comparison, compare, outside};
-use crate::threads::is_window_possible;
-use freeflow_client::{Freeze, Handle, Session};
+use crate::stale::outside;
+use crate::threads::{is_window_possible, stack_in_use};
+use freeflow_client::{Freeze, Handle, OwnMapping, Session};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::{Range, RangeInclusive};
-use std::os::fd::AsFd;
 use std::sync::{Arc, OnceLock};
 
 /// `off`: nothing is moved, for debugging. `whole`: whole pages of regions alone, at registration.
@@ -29,9 +28,6 @@ pub(super) const EXCLUSIVE_ARENA_COUNT_MAX: usize = 512;
 const SHARE_REQUESTS_MAX: usize = 2 * EXCLUSIVE_ARENA_COUNT_MAX;
 /// Areas that can't be moved and are known so: any others are found out again.
 const IMMOVABLE_COUNT_MAX: usize = 256;
-/// Bytes around the stack pointer that are written while this library runs.
-const STACK_BELOW_BYTES: u64 = 256 << 10;
-const STACK_ABOVE_BYTES: u64 = 32 << 10;
 
 /// A segment that stands for a stretch of the process's addresses.
 pub(crate) struct Arena {
@@ -55,6 +51,8 @@ pub(crate) struct Arena {
     /// The program moved pages of it to other addresses, which could not be made private there. It
     /// is closed then.
     pub(super) is_shown_elsewhere: bool,
+    /// Without one its pages can't become private copies once the router is gone.
+    pub(super) descriptor: Option<KeptDescriptor>,
 }
 
 // SAFETY: the mirror belongs to no thread; what lies behind it is reached as raw bytes, under the
@@ -98,6 +96,18 @@ impl Arena {
         area.shared && self.file == area.file && area.offset + (address - area.start) == offset
     }
 
+    /// Some of its pages at the addresses that they belong to.
+    pub(super) fn piece(&self, range: &Range<u64>, protection: i32) -> PageMove {
+        let bytes = (range.end - range.start) as usize;
+        PageMove { target: range.start, mirror: self.mirror_of(range.start), bytes, protection, done: false }
+    }
+
+    /// Whether a piece is one of this arena.
+    pub(super) fn has_mirror_of(&self, piece: &PageMove) -> bool {
+        let start = self.mirror.addr();
+        (start..start + self.bytes as usize).contains(&piece.mirror.addr())
+    }
+
     /// The offset in the arena of a piece's beginning.
     pub(super) fn offset_of(&self, piece: &PageMove) -> u64 {
         piece.mirror.addr() as u64 - self.mirror.addr() as u64
@@ -133,16 +143,16 @@ pub(crate) struct Table {
     pub(super) arenas: Vec<Arena>,
     pub(super) last_number: u32,
     /// Pages of the first thread's stack that arenas show in their place.
-    aside_pages: AsidePages,
+    pub(super) aside_pages: AsidePages,
     /// Something is remapped that no region touches: it could not be taken back in time.
     pub(super) has_pending: bool,
     /// And some of that because the thread that tried it had it in its stack.
-    has_pending_stack: bool,
+    pub(super) has_pending_stack: bool,
     /// Private copies of an arena's pages ([`page_moves::make_private`]), and their files.
     pub(super) copies: NumberedRanges,
     pub(super) copied: Vec<Copied>,
     /// The sessions whose commands were asked for, and the threads that receive them.
-    commands: BTreeMap<u64, Option<Arc<commands::Task>>>,
+    commands: BTreeMap<u64, Option<Arc<OwnMapping<commands::Task>>>>,
     /// Memory that shall be shared, by session, and how often that was asked for.
     share_requests: VecDeque<(u64, ShareRequest, u32)>,
     /// Areas of the map that the kernel does not move: huge pages, sealed memory.
@@ -206,6 +216,11 @@ pub(super) enum Pages {
 }
 
 impl Pages {
+    /// Whether partial pages may be among them.
+    fn are_partial(self) -> bool {
+        matches!(self, Self::Touched)
+    }
+
     /// The accesses that a move of these pages must keep out.
     fn freeze(self) -> Freeze {
         match self {
@@ -238,7 +253,7 @@ pub(crate) fn is_enabled() -> bool {
     extent() != Extent::Nothing
 }
 
-fn runs_max() -> u64 {
+pub(super) fn runs_max() -> u64 {
     static MAX: OnceLock<u64> = OnceLock::new();
     *MAX.get_or_init(|| {
         let text = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
@@ -246,15 +261,8 @@ fn runs_max() -> u64 {
     })
 }
 
-/// The part of the stack that is written while this library runs: no page of it is moved.
-pub(super) fn stack_in_use() -> Range<u64> {
-    let here = 0_u8;
-    let here = (&raw const here).addr() as u64;
-    here.saturating_sub(STACK_BELOW_BYTES) & !(PAGE_BYTES - 1)..(here + STACK_ABOVE_BYTES) & !(PAGE_BYTES - 1)
-}
-
 /// Longest move that begins at an address: pages of the first thread's stack go one by one.
-fn move_bytes_max(address: u64) -> u64 {
+pub(super) fn move_bytes_max(address: u64) -> u64 {
     if is_first_stack(address) { PAGE_BYTES } else { MOVE_BYTES_MAX }
 }
 
@@ -444,6 +452,9 @@ impl Table {
             }
             let at = own.or_else(|| self.shared_arena_for(session, maps, from..spot.end)).ok_or(Obstacle::NoSegment)?;
             let arena = &self.arenas[at];
+            if pages.are_partial() && arena.descriptor.is_none() {
+                return Err(Obstacle::NoSegment);
+            }
             let takes_aside = is_first_stack(from) && !self.aside_pages.contains_key(&from);
             let end = spot.end.min(arena.stretch().end).min(from + move_bytes_max(from));
             let bytes = (end - from) as usize;
@@ -527,12 +538,12 @@ impl Table {
     }
 
     /// The thread that can move pages which the calling thread has in its stack, if there are any.
-    pub fn thread_for_stack(&self, session: &Session) -> Option<Arc<commands::Task>> {
+    pub fn thread_for_stack(&self, session: &Session) -> Option<Arc<OwnMapping<commands::Task>>> {
         self.has_pending_stack.then(|| self.command_thread(session.serial()).cloned())?
     }
 
     /// The thread that carries out a session's commands.
-    pub(super) fn command_thread(&self, serial: u64) -> Option<&Arc<commands::Task>> {
+    pub(super) fn command_thread(&self, serial: u64) -> Option<&Arc<OwnMapping<commands::Task>>> {
         self.commands.get(&serial)?.as_ref()
     }
 
@@ -561,149 +572,5 @@ impl Table {
     /// A hint that is to be written, without the lock.
     pub fn take_hint(&mut self) -> Option<Line> {
         self.hints.take_line()
-    }
-
-    // ---- out of arenas
-
-    /// Takes back what is remapped of these pages and touched by no region any more, or by regions on
-    /// demand alone.
-    pub fn move_out(&mut self, session: &Session, pages: Range<u64>) {
-        let found = self.unpinned(pages.clone());
-        let copies = self.exposed_copies(pages);
-        if found.is_empty() && copies.is_empty() {
-            return;
-        }
-        let Some(maps) = ProcessMap::open() else {
-            self.has_pending = true;
-            return;
-        };
-        for (range, number) in found {
-            let freeze = if self.is_touched(range.clone()) { Freeze::ThreadsAndRouter } else { Freeze::Threads };
-            self.move_out_range(session, &maps, range, number, freeze);
-        }
-        for (range, number) in copies {
-            if self.restore_copies(session, &maps, range.clone(), number) {
-                // Nothing is left there that could be shared again for peers.
-                let _ = session.unmap_part(range);
-            } else {
-                self.has_pending = true;
-            }
-        }
-        drop(maps);
-        self.tidy(session);
-    }
-
-    /// Remapped pages among these that nothing keeps in their arenas; those that regions on demand
-    /// touch are ranges of their own.
-    fn unpinned(&self, pages: Range<u64>) -> Vec<(Range<u64>, u32)> {
-        let mut found = Vec::new();
-        for (range, number) in self.remapped.within(pages) {
-            for range in self.pins.untouched(range) {
-                let free = self.touches.untouched(range.clone());
-                found.extend(outside(vec![range.clone()], &range, &free).into_iter().map(|range| (range, number)));
-                found.extend(free.into_iter().map(|range| (range, number)));
-            }
-        }
-        found
-    }
-
-    /// `freeze`: the accesses that must be kept out, which are the router's too if regions touch
-    /// these pages.
-    pub(super) fn move_out_range(
-        &mut self,
-        session: &Session,
-        maps: &ProcessMap,
-        range: Range<u64>,
-        number: u32,
-        freeze: Freeze,
-    ) {
-        let Some(at) = self.arenas.iter().position(|arena| arena.number == number) else { return };
-        let arena = &self.arenas[at];
-        let is_ours = arena.serial == session.serial();
-        let Some(Comparison { shown, gone }) = compare(arena, maps, &range) else {
-            self.has_pending = true;
-            return;
-        };
-        if is_ours && session.unmap_part(range.clone()).is_err() {
-            self.has_pending = true;
-            return;
-        }
-        let stack = stack_in_use();
-        for (piece, protection) in shown {
-            if piece.start < stack.end && stack.start < piece.end {
-                (self.has_pending, self.has_pending_stack) = (true, true);
-                continue;
-            }
-            let mut from = piece.start;
-            while from < piece.end {
-                let is_aside = self.aside_pages.contains_key(&from);
-                let end = self.end_of_alike(from..piece.end.min(from + move_bytes_max(from)));
-                let is_partial = !self.partial.within(from..end).is_empty();
-                let mirror = self.arenas[at].mirror_of(from);
-                let one = PageMove { target: from, mirror, bytes: (end - from) as usize, protection, done: false };
-                let arena = &self.arenas[at];
-                let moved = if is_aside {
-                    first_stack::move_out(&mut self.aside_pages, session, maps, &one, freeze, &arena.is_shown())
-                } else {
-                    page_moves::move_out(session, maps, &mut [one], is_partial, freeze, &arena.is_shown())
-                };
-                if moved || self.leave_private_copy(session, maps, at, &one) {
-                    self.remapped.remove(from..end);
-                    self.partial.remove(from..end);
-                    self.arenas[at].remapped_bytes -= end - from;
-                    page_moves::punch(mirror, one.bytes);
-                } else {
-                    self.has_pending = true;
-                }
-                from = end;
-            }
-        }
-        for piece in gone {
-            self.forget(session, maps, &piece, number);
-        }
-    }
-
-    /// The end of the pages at the beginning that go in one move, long ranges of partial ones apart
-    /// from others.
-    fn end_of_alike(&self, range: Range<u64>) -> u64 {
-        let most = LATE_BYTES_MAX as u64;
-        if range.end - range.start <= most {
-            return range.end;
-        }
-        match self.partial.within(range.clone()).into_iter().next() {
-            Some((first, _)) if first.start == range.start => first.end.min(range.start + most),
-            Some((first, _)) => first.start,
-            None => range.end,
-        }
-    }
-
-    /// The threads can't be frozen: private copies, which cost an area of the map each.
-    fn leave_private_copy(&mut self, session: &Session, maps: &ProcessMap, at: usize, piece: &PageMove) -> bool {
-        let arena = &self.arenas[at];
-        if arena.serial != session.serial() || (self.remapped.len() + self.copies.len()) as u64 >= 2 * runs_max() {
-            return false;
-        }
-        let Ok(descriptor) = session.reopen_segment(arena.segment) else { return false };
-        // It waited for the router: the program may have taken the pages away meanwhile.
-        if !page_moves::is_all(maps, piece, &|area, address| arena.is_shown()(piece, area, address)) {
-            return false;
-        }
-        if !page_moves::make_private(piece, descriptor.as_fd(), piece.target - arena.base) {
-            return false;
-        }
-        let is_exposed = arena.is_exclusive;
-        self.note_copy(at, piece, is_exposed);
-        // Taken back once threads can be frozen.
-        self.has_pending |= is_exposed;
-        true
-    }
-
-    /// Tries once more what could not be taken back.
-    pub fn retry_pending(&mut self, session: &Session) {
-        if self.has_pending && is_window_possible() {
-            (self.has_pending, self.has_pending_stack) = (false, false);
-            self.move_out(session, ALL);
-            self.retry_moved(session);
-        }
     }
 }

@@ -4,9 +4,13 @@
 //! In a window the calling thread has its signals blocked, and all other threads are frozen by the
 //! router (or there are none). Nothing that runs in it allocates, locks, logs or calls a function
 //! that the dynamic linker has not bound yet.
+use crate::ranges::PAGE_BYTES;
 use crate::syscalls::thread_id;
 use freeflow_client::{Freeze, Session};
 use std::cell::Cell;
+use std::mem::MaybeUninit;
+use std::ops::Range;
+use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// After an attempt that came to nothing there is none for this long: each time in a row twice as
@@ -17,6 +21,11 @@ const RETRY_AFTER_MAX_NS: u64 = 64_000_000_000;
 const RETRY_AFTER_COSTS_MIN: u64 = 32;
 const RETRY_AFTER_COSTS_MAX: u64 = 256;
 
+/// Bytes around the stack pointer of one of the program's threads that are written while this library
+/// runs.
+const STACK_BELOW_BYTES: u64 = 256 << 10;
+const STACK_ABOVE_BYTES: u64 = 32 << 10;
+
 /// Of attempts to freeze threads alone, and the router's accesses with them.
 static REFUSALS: [Refusals; 2] = [Refusals::new(), Refusals::new()];
 /// Threads of this library that do nothing without the table's lock. Changes under that lock.
@@ -25,6 +34,8 @@ static QUIESCENT_THREADS: AtomicU64 = AtomicU64::new(0);
 thread_local! {
     /// The calling thread is one of those: another one of the program's always runs.
     static IS_QUIESCENT: Cell<bool> = const { Cell::new(false) };
+    /// The stack of such a thread, from its lowest address to its end; zeroes if that is not known.
+    static OWN_STACK: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
 }
 
 pub(crate) fn now_ns() -> u64 {
@@ -44,6 +55,44 @@ pub(crate) fn add_quiescent() {
 /// By such a thread, before it is counted.
 pub(crate) fn note_own_quiescence() {
     IS_QUIESCENT.set(true);
+}
+
+/// The stack of a thread, which holds the thread's own records, too. The C library may allocate for
+/// that, so it is asked by the thread that starts one: the other gets no heap of its own.
+///
+/// # Safety
+/// The thread runs.
+pub(crate) unsafe fn stack_of(thread: libc::pthread_t) -> Option<Range<u64>> {
+    let mut attributes = MaybeUninit::<libc::pthread_attr_t>::uninit();
+    let (mut start, mut bytes) = (ptr::null_mut(), 0);
+    // SAFETY: the thread runs (this function's contract); the attributes are initialised before they
+    // are used, and all is ours to write.
+    unsafe {
+        if libc::pthread_getattr_np(thread, attributes.as_mut_ptr()) != 0 {
+            return None;
+        }
+        let is_known = libc::pthread_attr_getstack(attributes.as_ptr(), &raw mut start, &raw mut bytes) == 0;
+        libc::pthread_attr_destroy(attributes.as_mut_ptr());
+        let start = start.addr() as u64;
+        is_known.then(|| start & !(PAGE_BYTES - 1)..(start + bytes as u64).next_multiple_of(PAGE_BYTES))
+    }
+}
+
+/// By a command thread.
+pub(crate) fn note_own_stack(stack: &Range<u64>) {
+    OWN_STACK.set((stack.start, stack.end));
+}
+
+/// The part of the calling thread's stack that is written while this library runs: no page of it is
+/// moved, in whatever direction. Of a command thread all of its stack, and nothing else.
+pub(crate) fn stack_in_use() -> Range<u64> {
+    let own = OWN_STACK.get();
+    if own.1 > 0 {
+        return own.0..own.1;
+    }
+    let here = 0_u8;
+    let here = (&raw const here).addr() as u64;
+    here.saturating_sub(STACK_BELOW_BYTES) & !(PAGE_BYTES - 1)..(here + STACK_ABOVE_BYTES) & !(PAGE_BYTES - 1)
 }
 
 /// The C library's code follows in the thread: a copy thread of pages has to freeze it again.
@@ -203,5 +252,22 @@ mod tests {
             refusals.note(now, now + cost_ns, true);
             assert!(refusals.may_try(now) && wait_after(0, 1) == RETRY_AFTER_MIN_NS);
         }
+    }
+
+    #[test]
+    fn a_command_thread_knows_its_stack() {
+        let here = || {
+            let here = 0_u8;
+            (&raw const here).addr() as u64
+        };
+        assert!(stack_in_use().contains(&here()));
+        let thread = std::thread::Builder::new().stack_size(256 << 10).spawn(move || {
+            // SAFETY: the calling thread runs.
+            note_own_stack(&unsafe { stack_of(libc::pthread_self()) }.unwrap());
+            (stack_in_use(), here())
+        });
+        let (stack, address) = thread.unwrap().join().unwrap();
+        assert!(stack.contains(&address) && stack.end - stack.start <= 256 << 10, "{stack:x?} {address:x}");
+        assert_eq!((stack.start | stack.end) % PAGE_BYTES, 0);
     }
 }
