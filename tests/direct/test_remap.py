@@ -28,6 +28,9 @@ ALONE = ("kinds", "data", "overlap", "rereg", "resident", "stale", "fork", "limi
          "renewed", "renewed-heap", "renewed-small", "renewed-on-demand", "renewed-moved",
          "renewed-atomics")
 EDGES = ("edges", "edges-shared", "edges-fleeting", "edges-writers", "edges-signals", "edges-fork", "edges-forks", "edges-allocator")
+BESIDE = ("edges-lowest", "edges-on-demand", "edges-file", "edges-leader", "edges-immovable", "edges-unstoppable",
+          "edges-foreign", "edges-uring", "edges-data-limit", "edges-far")
+FORKS = ("forks-busy", "forks-grandchild", "forks-beside", "forks-handler", "forks-cancelled", "forks-scattered")
 # Memory that the program shares by a file of its own; the last one is about the router's mapping of it.
 BORROWED = ("borrowed", "borrowed-not", "borrowed-changes", "borrowed-renewed", "borrowed-processes", "borrowed-swapped", "borrowed-storm",
             *(("borrowed-freed",) if ATTACHMENT == "local" else ()))
@@ -38,7 +41,7 @@ THREADS = ("writers", "signals", "reads", "calls", "atomics", "allocator", "fork
 
 # Those in which bytes are moved: with several workers only they are run again.
 WITH_TRAFFIC = ("data", "overlap", "rereg", "renewed", "renewed-on-demand", "renewed-atomics", "fork", "reads", "calls", "atomics", "fork-threads",
-                "edges-shared", "edges-writers", "edges-forks", "borrowed", "borrowed-changes", "borrowed-renewed", "borrowed-processes")
+                "edges-shared", "edges-writers", "edges-forks", "forks-busy", "borrowed", "borrowed-changes", "borrowed-renewed", "borrowed-processes")
 
 PYTHON = """
 import ctypes, gc, sys
@@ -140,6 +143,16 @@ def survives_the_router(container, host, program):
     need(running.wait(60) == 0, running.output())
 
 
+def forks_without_the_router(container, host, program):
+    """Partial pages that were shared by a router that is gone are private by the next fork."""
+    running = container.start(program, "forks-router-death")
+    running.wait_for_output("placed")
+    os.kill(host.router_pid(), 9)
+    code = running.wait(60)
+    host.up()
+    need(code == 0 and "forks-router-death: good" in running.output(), running.output())
+
+
 def case_in_podman(containers, program, name):
     output = harness.run(containers.unprivileged("env", "REMAP_SECONDS=1", program, name), seconds=90, codes=(0, NOT_HERE))
     if f"{name}: good" not in output:
@@ -176,9 +189,9 @@ def containers():
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("name", WITH_TRAFFIC if WORKERS else ALONE + THREADS + EDGES + BORROWED)
+@pytest.mark.parametrize("name", WITH_TRAFFIC if WORKERS else ALONE + THREADS + EDGES + BESIDE + FORKS + BORROWED)
 def test_case(host, container, held, program, name):
-    with HugePages() if name in ("kinds", "borrowed-not") else contextlib.nullcontext():
+    with HugePages() if name in ("kinds", "edges-immovable", "borrowed-not") else contextlib.nullcontext():
         if name in WHOLLY_BORROWED and ATTACHMENT == "local":
             not_by_the_slow_path(host, program, name)
         else:
@@ -212,6 +225,12 @@ def test_remapping_is_switched_off(container, held, program):
 
 
 @pytest.mark.usual_workers
+def test_whole_pages_only(container, held, program):
+    """FREEFLOW_REMAP=whole leaves memory where it is that holds more than a region."""
+    case(container, program, "edges-whole", "env", "FREEFLOW_REMAP=whole")
+
+
+@pytest.mark.usual_workers
 @pytest.mark.parametrize("words, name, reason", [
     ((), "hint", "executable memory"),
     (("FREEFLOW_HINTS=off",), "hint", None),
@@ -220,6 +239,7 @@ def test_remapping_is_switched_off(container, held, program):
     ((), "hint-ordinary", None),
     (("FREEFLOW_REMAP=off",), "hint-ordinary", "FREEFLOW_REMAP=off"),
     (("FREEFLOW_REMAP=off", "FREEFLOW_HINTS=off"), "hint-ordinary", None),
+    (("FREEFLOW_REMAP=whole",), "hint-partial", "it is not whole pages, with FREEFLOW_REMAP=whole"),
     ((), "hint-partial", None),
     (("strace", "-f", "-o", "/dev/null"), "hint-partial", "its threads can't be stopped"),
 ])
@@ -246,6 +266,11 @@ def test_nothing_is_left_in_the_router(host, held):
 @pytest.mark.usual_workers
 def test_router_dies(container, host, held, program):
     survives_the_router(container, host, program)
+
+
+@pytest.mark.usual_workers
+def test_forks_after_the_router_s_death(container, host, held, program):
+    forks_without_the_router(container, host, program)
 
 
 @pytest.mark.usual_workers

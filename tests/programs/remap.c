@@ -62,7 +62,7 @@ struct walk {
 
 static bool next_area(struct walk *w) {
     char line[512];
-    if (!w->file) need((w->file = fopen("/proc/self/maps", "re")) != NULL);
+    if (!w->file) need((w->file = fopen("/proc/thread-self/maps", "re")) != NULL);
     if (!fgets(line, sizeof line, w->file)) {
         fclose(w->file);
         return false;
@@ -220,6 +220,15 @@ static const struct {
     {"edges", case_edges},       {"edges-shared", case_edges_shared}, {"edges-fleeting", case_edges_fleeting},
     {"edges-writers", case_edges_writers}, {"edges-signals", case_edges_signals},
     {"edges-fork", case_edges_fork}, {"edges-forks", case_edges_forks}, {"edges-allocator", case_edges_allocator},
+    {"edges-lowest", case_edges_lowest}, {"edges-on-demand", case_edges_on_demand}, {"edges-file", case_edges_file},
+    {"edges-leader", case_edges_leader}, {"edges-immovable", case_edges_immovable},
+    {"edges-unstoppable", case_edges_unstoppable}, {"edges-foreign", case_edges_foreign},
+    {"edges-uring", case_edges_uring}, {"edges-data-limit", case_edges_data_limit}, {"edges-far", case_edges_far},
+    {"edges-whole", case_edges_whole},
+    {"forks-busy", case_forks_busy}, {"forks-beside", case_forks_beside}, {"forks-handler", case_forks_handler},
+    {"forks-grandchild", case_forks_grandchild}, {"forks-cancelled", case_forks_cancelled},
+    {"forks-scattered", case_forks_scattered},
+    {"forks-router-death", case_forks_router_death},
     {"hint", case_hint},         {"hint-little", case_hint_little}, {"hint-ordinary", case_hint_ordinary},
     {"hint-partial", case_hint_partial}, {"hint-reused", case_hint_reused},
     {"borrowed", case_borrowed}, {"borrowed-not", case_borrowed_not}, {"borrowed-changes", case_borrowed_changes},

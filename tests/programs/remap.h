@@ -74,6 +74,17 @@ struct allocating {
 };
 void *allocate_on(void *argument);
 
+// Whole pages that are registered, the other end of requests to partial ones.
+extern struct ibv_mr *whole;
+extern uint8_t *whole_memory;
+void make_whole(void);
+void end_whole(void);
+uint8_t *page_of(const void *address);
+// Whether all pages that a buffer touches are in arenas.
+bool is_placed(const void *address, size_t bytes);
+// WRITEs into a region and READs from it: what arrives is what was there. True once all its pages are shared.
+bool use_until_placed(struct ibv_mr *mr, uint8_t *memory, size_t bytes);
+
 void case_kinds(void);
 void case_data(void);
 void case_overlap(void);
@@ -114,6 +125,24 @@ void case_edges_forks(void);
 void case_edges_signals(void);
 void case_edges_fork(void);
 void case_edges_allocator(void);
+void case_edges_lowest(void);
+void case_edges_on_demand(void);
+void case_edges_file(void);
+void case_edges_leader(void);
+void case_edges_immovable(void);
+void case_edges_unstoppable(void);
+void case_edges_foreign(void);
+void case_edges_uring(void);
+void case_edges_data_limit(void);
+void case_edges_far(void);
+void case_edges_whole(void);
+void case_forks_busy(void);
+void case_forks_grandchild(void);
+void case_forks_beside(void);
+void case_forks_handler(void);
+void case_forks_cancelled(void);
+void case_forks_scattered(void);
+void case_forks_router_death(void);
 void case_hint(void);
 void case_hint_little(void);
 void case_hint_ordinary(void);

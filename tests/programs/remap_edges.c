@@ -14,28 +14,27 @@
 
 enum { USES_MAX = 20000, BLOCK = 200 };
 
-static struct ibv_mr *whole; // whole pages, the other end of every request
-static uint8_t *whole_memory;
+struct ibv_mr *whole;
+uint8_t *whole_memory;
 
-static void make_whole(void) {
+void make_whole(void) {
     whole_memory = private_pages(16 * PAGE, 3);
     whole = reg(whole_memory, 16 * PAGE);
 }
 
-static void end_whole(void) {
+void end_whole(void) {
     dereg(whole);
     munmap(whole_memory, 16 * PAGE);
 }
 
-static uint8_t *page_of(const void *address) { return (uint8_t *)((uintptr_t)address & ~(PAGE - 1)); }
+uint8_t *page_of(const void *address) { return (uint8_t *)((uintptr_t)address & ~(PAGE - 1)); }
 
-static bool is_placed(const void *address, size_t bytes) {
+bool is_placed(const void *address, size_t bytes) {
     uint8_t *first = page_of(address), *end = page_of((uint8_t *)address + bytes - 1) + PAGE;
     return placed(first, (size_t)(end - first)) == (size_t)(end - first);
 }
 
-// WRITEs into a region and READs from it: what arrives is what was there. True once all its pages are shared.
-static bool use_until_placed(struct ibv_mr *mr, uint8_t *memory, size_t bytes) {
+bool use_until_placed(struct ibv_mr *mr, uint8_t *memory, size_t bytes) {
     size_t at_once = bytes < 4 * PAGE ? bytes : 4 * PAGE;
     for (unsigned uses = 0; uses < USES_MAX; uses++) {
         for (size_t at = 0; at < bytes; at += at_once) {

@@ -6,7 +6,7 @@ use crate::context::Context;
 use crate::lock;
 use crate::session::Session;
 use freeflow_protocol::library::{Handle, Reply, Request};
-use freeflow_shm::Segment;
+use freeflow_shm::{Segment, Undisturbed};
 use freeflow_verbs::VerbsError;
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
@@ -49,6 +49,7 @@ impl DeviceMemory {
         if length == 0 || length as u64 > limit {
             return Err(VerbsError::InvalidArgument);
         }
+        let _undisturbed = Undisturbed::begin();
         lock(&session.owned_objects).reserve_device_memory(length as u64, limit)?;
         let answer = session.call(&Request::CreateSegment { length: length as u64 });
         let made = answer.and_then(|answer| Self::map(&session, answer, Some(length)));

@@ -7,7 +7,7 @@ use crate::lock;
 use crate::session::{Session, exchange_bytes};
 use freeflow_protocol::library::{Handle, Reply, Request};
 use freeflow_protocol::{FEATURE_BORROWED_SEGMENTS, encode};
-use freeflow_shm::monotonic_ns;
+use freeflow_shm::{OwnMapping, Undisturbed, monotonic_ns};
 use freeflow_verbs::VerbsError;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -96,9 +96,10 @@ impl Session {
         self.live()?;
         let request = encode(&Request::FreezeThreads { thread, quiesce });
         let release = encode(&Request::ThawThreads);
+        let undisturbed = Undisturbed::begin();
         let mut buffer = lock(&self.control);
         let asked_ns = monotonic_ns();
-        let frozen = match exchange_bytes(&self.socket, &mut buffer, &request) {
+        let frozen = match exchange_bytes(&self.socket, &mut buffer, &request, &undisturbed) {
             Ok((Reply::Done, _)) => Ok(()),
             Ok((Reply::Failed(error), _)) => return Err(error),
             // Without an answer nobody knows whether they are frozen.
@@ -107,13 +108,14 @@ impl Session {
         if frozen.is_ok() {
             body(asked_ns);
         }
-        if frozen.is_err() || exchange_bytes(&self.socket, &mut buffer, &release).is_err() {
+        if frozen.is_err() || exchange_bytes(&self.socket, &mut buffer, &release, &undisturbed).is_err() {
             self.mark_dead();
         }
         frozen
     }
 
-    pub fn pending_commands(&self) -> &Arc<PendingCommands> {
+    /// In memory that is never moved: the thread that carries them out counts them without a lock.
+    pub fn pending_commands(&self) -> &Arc<OwnMapping<PendingCommands>> {
         &self.pending_commands
     }
 

@@ -9,7 +9,7 @@ use freeflow_protocol::library::{Handle, Reply, Request, Welcome};
 use freeflow_protocol::version::{Offer, VersionRange};
 use freeflow_protocol::{MESSAGE_BYTES_MAX, PROTOCOL, decode, encode};
 use freeflow_shm::layout::{LAYOUT_VERSION, WAIT_YIELD};
-use freeflow_shm::{Doorbell, OwnMemory, SessionSegment, coarse_ns, fd, monotonic_ns};
+use freeflow_shm::{Doorbell, OwnMapping, OwnMemory, SessionSegment, Undisturbed, coarse_ns, fd, monotonic_ns};
 use freeflow_verbs::{AddressHandleAttributes, DeviceAttributes, FileIdentity, Gid, VerbsError, XrcdOpenFlags};
 use std::collections::HashMap;
 use std::fmt;
@@ -18,6 +18,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::Duration;
 use thiserror::Error;
 
 /// Where the router listens inside a container.
@@ -26,6 +27,8 @@ const SOCKET_PATH: &str = "/run/freeflow/router.sock";
 const SOCKET_VARIABLE: &str = "FREEFLOW_SOCKET";
 /// Descriptors that come with one reply at most.
 const DESCRIPTORS_MAX: usize = 2;
+/// A router that has not answered by then is stopped, or waits for something.
+const PROMPT_ANSWER: Duration = Duration::from_secs(1);
 /// How often empty polls look whether the router still lives.
 const LIVENESS_INTERVAL_NS: u64 = 10_000_000;
 /// A request that was carried out here counts only if the router was seen alive so shortly before
@@ -89,7 +92,8 @@ pub struct Session {
     /// Of the router's socket.
     path: PathBuf,
     pub(crate) socket: OwnedFd,
-    /// Held from a request to its reply. The buffer is for replies.
+    /// Held from a request to its reply, by a thread that is undisturbed: a signal handler that forks
+    /// must not wait for the thread that it interrupted. The buffer is for replies.
     pub(crate) control: Mutex<Vec<u8>>,
     /// Always there until drop.
     segment: Option<SessionSegment>,
@@ -104,12 +108,13 @@ pub struct Session {
     /// When its end was noticed.
     died_at_ns: AtomicU64,
     pub(crate) objects: Mutex<Objects>,
+    /// Taken by undisturbed threads, as `control`.
     pub(crate) owned_objects: Mutex<OwnedObjects>,
     pub(crate) regions: Regions,
     /// Given by who knows that the program keeps to the verbs. Without it all goes through the
     /// router.
     own_memory: OnceLock<OwnMemory>,
-    pub(crate) pending_commands: Arc<PendingCommands>,
+    pub(crate) pending_commands: Arc<OwnMapping<PendingCommands>>,
     /// A thread is delivering notifications.
     is_delivering: AtomicBool,
     /// Queue pairs with notifications of their direct rings, by cookie.
@@ -157,7 +162,9 @@ impl Session {
         let request = Request::Hello { protocol: PROTOCOL, layouts: LAYOUTS, program: program() };
         let version = |why| ConnectError::Version { path: path.into(), why };
         let broken = |error| ConnectError::Broken { path: path.into(), error };
-        let (reply, mut descriptors) = exchange(&socket, &mut buffer, &request).map_err(broken)?;
+        let undisturbed = Undisturbed::begin();
+        let (reply, mut descriptors) = exchange(&socket, &mut buffer, &request, &undisturbed).map_err(broken)?;
+        drop(undisturbed);
         let welcome = match reply {
             Reply::Welcome(welcome) => welcome,
             Reply::Incompatible { protocol, layouts } => return Err(version(disagreement(&protocol, layouts))),
@@ -193,7 +200,7 @@ impl Session {
             owned_objects: Mutex::default(),
             regions: Regions::default(),
             own_memory: OnceLock::new(),
-            pending_commands: Arc::default(),
+            pending_commands: Arc::new(OwnMapping::new(PendingCommands::default()).map_err(broken)?),
             is_delivering: AtomicBool::new(false),
             listeners: Mutex::default(),
         })
@@ -378,8 +385,9 @@ impl Session {
     /// One control call. A failed exchange marks the session dead.
     pub(crate) fn call(&self, request: &Request) -> Result<(Reply, Vec<OwnedFd>), VerbsError> {
         self.live()?;
+        let undisturbed = Undisturbed::begin();
         let mut buffer = lock(&self.control);
-        match exchange(&self.socket, &mut buffer, request) {
+        match exchange(&self.socket, &mut buffer, request, &undisturbed) {
             Ok((Reply::Failed(error), _)) => Err(error),
             Ok(answer) => {
                 lock(&self.owned_objects).note(request, &answer.0);
@@ -436,7 +444,10 @@ impl Session {
 
     /// An object that can't go keeps the context from closing; the caller gets its error.
     fn destroy_owned_objects(&self, context: Handle) {
-        let removal_requests = lock(&self.owned_objects).removal_requests(context);
+        let removal_requests = {
+            let _undisturbed = Undisturbed::begin();
+            lock(&self.owned_objects).removal_requests(context)
+        };
         for request in &removal_requests {
             if let Request::DeregisterMr { mr } = request {
                 self.regions.remove(*mr);
@@ -511,8 +522,13 @@ impl Drop for Session {
 }
 
 /// Sends a request and waits for its reply.
-fn exchange(socket: &OwnedFd, buffer: &mut Vec<u8>, request: &Request) -> io::Result<(Reply, Vec<OwnedFd>)> {
-    exchange_bytes(socket, buffer, &encode(request))
+fn exchange(
+    socket: &OwnedFd,
+    buffer: &mut Vec<u8>,
+    request: &Request,
+    undisturbed: &Undisturbed,
+) -> io::Result<(Reply, Vec<OwnedFd>)> {
+    exchange_bytes(socket, buffer, &encode(request), undisturbed)
 }
 
 /// The same with a request that was encoded before. Allocates nothing if the reply brings nothing
@@ -521,6 +537,7 @@ pub(crate) fn exchange_bytes(
     socket: &OwnedFd,
     buffer: &mut Vec<u8>,
     request: &[u8],
+    undisturbed: &Undisturbed,
 ) -> io::Result<(Reply, Vec<OwnedFd>)> {
     fd::send_message(socket, request, &[])?;
     if buffer.len() < MESSAGE_BYTES_MAX {
@@ -528,6 +545,9 @@ pub(crate) fn exchange_bytes(
     }
     // As long as the router has its socket open: one that is stopped, or waits for its disk,
     // answers when it goes on.
+    if !fd::readable_within(socket, PROMPT_ANSWER) {
+        undisturbed.admit_unhandled();
+    }
     let (bytes, descriptors) = fd::receive_into(socket, buffer, DESCRIPTORS_MAX)?;
     if bytes == 0 {
         return Err(io::ErrorKind::UnexpectedEof.into());

@@ -41,8 +41,9 @@ impl Extent {
         self.address == 0 && self.length == usize::MAX as u64 && self.access.contains(Access::ON_DEMAND)
     }
 
-    fn span(&self, owner: &Context) -> RegionSpan {
-        RegionSpan { owner: owner.number(), start: self.address, length: self.length }
+    fn span(&self, kind: RegionKind, owner: &Context) -> RegionSpan {
+        let is_on_demand = kind == RegionKind::OnDemand;
+        RegionSpan { owner: owner.number(), start: self.address, length: self.length, is_on_demand }
     }
 
     /// Moves memory of this process into segments, if it may be moved. Called before the router
@@ -54,7 +55,7 @@ impl Extent {
                 RegionKind::Ordinary => Placement::Shared,
                 _ => Placement::Unmoved,
             };
-            remap::prepare(owner.client().session(), self.span(owner), placement, maps);
+            remap::prepare(owner.client().session(), self.span(kind, owner), placement, maps);
         }
     }
 
@@ -68,7 +69,7 @@ impl Extent {
     /// Ends the effect of [`Self::prepare`], after the router has forgotten the region.
     fn release(&self, kind: RegionKind, owner: &Context) {
         if self.is_remappable(kind) {
-            remap::release(owner.client().session(), self.span(owner));
+            remap::release(owner.client().session(), self.span(kind, owner));
         }
     }
 

@@ -9,34 +9,36 @@
 //! namespace) is to be done before.
 //!
 //! Invariant: the thread waits in `poll`, or for the table's lock; all else that it does, from its
-//! beginning to its end, it does while it, or the thread that started it, has that lock, but for
-//! the hint, whose system calls reach this thread's own stack alone (`hints`). So pages can be moved
-//! as if it were not there, and `fork` finds it holding no lock of the child's.
+//! beginning to its end, it does while it, or the thread that started it, has that lock or lends it,
+//! but for reading commands, counting them and writing the hint (`hints`). For those it reaches its
+//! own stack, which no move comes near (`threads::stack_in_use`), and memory that is never moved
+//! ([`OwnMapping`]). So pages can be moved as if it were not there, and `fork` finds it holding no
+//! lock of the child's.
 //!
 //! Invariant: a thread that waits for an answer of the router with the table's lock, or the
 //! session's, waits for no command: the router answers everything else without waiting for its
 //! commands.
-use crate::lock::locked;
+use crate::lock::{Borrower, locked};
+use crate::syscalls::process_id;
 use crate::table::{ShareRequest, Table};
 use crate::threads::{self, now_ns};
 use freeflow_client::{
-    Awaited, COMMAND_BYTES, Doorbell, MemoryCommand, PendingCommands, REVOCATION_TIME_MAX_MS, RevokeCommands, Session,
+    Awaited, COMMAND_BYTES, Doorbell, MemoryCommand, OwnMapping, PendingCommands, REVOCATION_TIME_MAX_MS,
+    RevokeCommands, Session, Uncancelled,
 };
 use freeflow_verbs::VerbsError;
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 /// The stack that the C library, a program's thread-local data and this thread's work need.
 const STACK_BYTES: usize = 256 << 10;
-/// Longest wait until pages are private memory again. Where threads can't be frozen they become so
-/// nevertheless: partial pages as private copies, those of a deregistration later.
-pub(crate) const TAKE_OUT_NS: u64 = 1_000_000_000;
 /// A thread that has not begun by then is taken for one of the program's.
 const BEGIN_WITHIN_NS: u64 = 1_000_000_000;
 
@@ -59,6 +61,7 @@ const RARE_LOOK: Duration = Duration::from_millis(2);
 /// # Errors
 /// DeviceFatal: they were not carried out, and the session has ended.
 pub fn wait_for_revocations(session: &Session) -> Result<(), VerbsError> {
+    let _uncancelled = Uncancelled::begin();
     let pending = session.pending_commands();
     // In a session that was dead before, every right has ended, and nothing is waited for.
     if session.is_dead() {
@@ -100,20 +103,20 @@ fn is_readable(descriptor: RawFd, timeout_ms: i32) -> bool {
     count > 0 && polled.revents & libc::POLLIN != 0
 }
 
-/// A thread's argument.
+/// A thread's argument, in memory that is never moved.
 pub(crate) struct Task {
     /// Weak: the session ends with the program's last use of it, and the pipe with the session.
     session: Weak<Session>,
     serial: u64,
-    pending: Arc<PendingCommands>,
+    /// The process that it runs in. A child by a bare `clone` has a copy of the table, without it.
+    process: i32,
+    pending: Arc<OwnMapping<PendingCommands>>,
     /// Without one it ends.
     pipe: OnceLock<OwnedFd>,
-    /// Pages are to be taken out of arenas.
+    /// Nothing where the C library does not say it.
+    stack: OnceLock<Range<u64>>,
+    /// The table's lock is lent to it.
     wake: Doorbell,
-    /// Partial pages too, which regions touch.
-    takes_partial: AtomicBool,
-    /// How often it was done.
-    take_out_count: AtomicU32,
     /// It waits for commands.
     has_begun: AtomicBool,
     /// It was counted by [`threads::add_quiescent`].
@@ -121,49 +124,49 @@ pub(crate) struct Task {
 }
 
 impl Task {
-    /// Has pages of this session made private that no region touches any more, and `partial` pages
-    /// whatever touches them. Waits for it until `deadline_ns`, without the table's lock.
-    pub fn take_out_soon(&self, partial: bool, deadline_ns: u64) {
-        // Acquire; partner: the Release addition in `take_out`.
-        let before = self.take_out_count.load(Ordering::Acquire);
-        // Release; partner: the swap in `take_out`.
-        self.takes_partial.fetch_or(partial, Ordering::Release);
-        self.wake.kick();
-        while self.take_out_count.load(Ordering::Acquire) == before && now_ns() <= deadline_ns {
-            std::thread::sleep(FREQUENT_LOOK);
-        }
+    /// Whether it runs in the calling process.
+    pub fn is_here(&self) -> bool {
+        self.process == process_id()
+    }
+}
+
+impl Borrower for Task {
+    fn serial(&self) -> u64 {
+        self.serial
     }
 
-    fn take_out(&self) {
-        let body = |table: &mut Table| {
-            // AcqRel; partner: the addition in `take_out_soon`.
-            let takes_partial = self.takes_partial.swap(false, Ordering::AcqRel);
+    fn wake(&self) {
+        self.wake.kick();
+    }
+
+    fn take_out(&self, table: &mut Table, partial: bool) {
+        let body = || {
             if let Some(session) = self.session.upgrade() {
                 table.retry_pending(&session);
-                if takes_partial {
+                if partial {
                     table.take_out_partial_pages(&session);
                 }
             }
-            self.take_out_count.fetch_add(1, Ordering::Release);
         };
-        let _ = catch_unwind(AssertUnwindSafe(|| locked().with(body)));
+        let _ = catch_unwind(AssertUnwindSafe(body));
     }
 }
 
 /// Asks the router for commands, and starts their thread. `None`: there will be none. Under the
 /// table's lock.
-pub(crate) fn start(session: &Arc<Session>) -> Option<Arc<Task>> {
-    let task = Arc::new(Task {
+pub(crate) fn start(session: &Arc<Session>) -> Option<Arc<OwnMapping<Task>>> {
+    let task = OwnMapping::new(Task {
         session: Arc::downgrade(session),
         serial: session.serial(),
+        process: process_id(),
         pending: session.pending_commands().clone(),
         pipe: OnceLock::new(),
+        stack: OnceLock::new(),
         wake: Doorbell::new().ok()?,
-        takes_partial: AtomicBool::new(false),
-        take_out_count: AtomicU32::new(0),
         has_begun: AtomicBool::new(false),
         is_quiescent: AtomicBool::new(false),
     });
+    let task = Arc::new(task.ok()?);
     // Before the pipe: once the router has said yes, it counts on a reader. The thread waits for
     // the lock.
     if !spawn(&task) {
@@ -197,7 +200,7 @@ fn note_begun(task: &Task) {
 
 /// A detached thread without signals. Not by the standard library, whose threads allocate before
 /// their code runs.
-fn spawn(task: &Arc<Task>) -> bool {
+fn spawn(task: &Arc<OwnMapping<Task>>) -> bool {
     let argument = Arc::into_raw(task.clone());
     // SAFETY: the attributes and masks are initialised before they are used; the thread gets a
     // reference of its own, which is taken back if there is none. The C library leaves out of the
@@ -218,50 +221,62 @@ fn spawn(task: &Arc<Task>) -> bool {
         }
         if failure != 0 {
             drop(Arc::from_raw(argument));
+        } else if let Some(stack) = threads::stack_of(thread.assume_init()) {
+            // The thread waits for the lock.
+            let _ = task.stack.set(stack);
         }
         failure == 0
     }
 }
 
 extern "C" fn run(argument: *mut c_void) -> *mut c_void {
-    // SAFETY: `spawn` gave it a reference, which `end` takes.
-    let task = unsafe { Arc::from_raw(argument.cast_const().cast::<Task>()) };
+    let argument = argument.cast_const().cast::<OwnMapping<Task>>();
+    // SAFETY: `spawn` gave it a reference, which `end` takes; the task is not used after that. The
+    // thread that started this one has the lock: what lies on the way to the task is a block of the
+    // allocator's.
+    let (counted, task) = unsafe { (Arc::from_raw(argument), &**argument) };
     // SAFETY: a C string of 15 bytes.
     unsafe { libc::prctl(libc::PR_SET_NAME, c"freeflow-revoke".as_ptr()) };
     threads::note_own_quiescence();
     // Release: pairs with the Acquire in `note_begun`.
     task.has_begun.store(true, Ordering::Release);
     // The thread that started this one has the lock until the pipe is set.
-    let pipe = catch_unwind(AssertUnwindSafe(|| locked().with(|_| task.pipe.get().map(AsRawFd::as_raw_fd))));
-    if let Ok(Some(descriptor)) = pipe {
-        serve(&task, descriptor);
+    let begin = || {
+        locked().with_as(task, |_| {
+            task.stack.get().inspect(|stack| threads::note_own_stack(stack));
+            (&**task.pending, task.pipe.get().map(AsRawFd::as_raw_fd))
+        })
+    };
+    if let Ok((pending, Some(descriptor))) = catch_unwind(AssertUnwindSafe(begin)) {
+        serve(task, pending, descriptor);
     }
-    let _ = catch_unwind(AssertUnwindSafe(|| locked().with(|table| end(table, task))));
+    let _ = catch_unwind(AssertUnwindSafe(|| locked().with_as(task, |table| end(table, counted))));
     ptr::null_mut()
 }
 
 /// Carries out commands until there will be no more. What is to be shared waits until there is no
 /// other command.
-fn serve(task: &Task, descriptor: RawFd) {
+fn serve(task: &Task, pending: &PendingCommands, descriptor: RawFd) {
     let mut on_wake = || {
         if task.wake.drain() {
-            task.take_out();
+            // A thread that lent the lock is served on the way.
+            let _ = catch_unwind(AssertUnwindSafe(|| locked().with_as(task, |_| ())));
         }
     };
     let wake = task.wake.as_fd().as_raw_fd();
-    while let Some(command) = next_command(descriptor, &task.pending.commands, wake, &mut on_wake) {
-        let carry_out = || locked().with(|table| carry_out(table, task, command));
+    while let Some(command) = next_command(descriptor, &pending.commands, wake, &mut on_wake) {
+        let carry_out = || locked().with_as(task, |table| carry_out(table, task, command));
         let Ok(outcome) = catch_unwind(AssertUnwindSafe(carry_out)) else {
-            task.pending.commands.give_up();
+            pending.commands.give_up();
             return;
         };
         match outcome {
-            Outcome::Undone => task.pending.commands.give_up(),
-            Outcome::Done | Outcome::Over => task.pending.commands.finish(),
+            Outcome::Undone => pending.commands.give_up(),
+            Outcome::Done | Outcome::Over => pending.commands.finish(),
         }
         let mut goes_on = outcome != Outcome::Over;
         while goes_on && !is_readable(descriptor, 0) {
-            let follow = || locked().with(|table| (share_next(table, task), table.take_hint()));
+            let follow = || locked().with_as(task, |table| (share_next(table, task), table.take_hint()));
             let Ok((Some(is_alive), hint)) = catch_unwind(AssertUnwindSafe(follow)) else { break };
             if let Some(line) = hint {
                 line.write();
@@ -361,7 +376,7 @@ fn carry_out(table: &mut Table, task: &Task, command: [u8; COMMAND_BYTES]) -> Ou
 }
 
 /// The last thing that the thread does under the lock.
-fn end(table: &mut Table, task: Arc<Task>) {
+fn end(table: &mut Table, task: Arc<OwnMapping<Task>>) {
     table.note_commands_ended(task.serial);
     task.pending.set_pipe(-1);
     // Relaxed: as it was written; only this thread closes the descriptors.

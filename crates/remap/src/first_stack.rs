@@ -4,7 +4,7 @@
 //!
 //! While such a page is shared, the C library takes the area above it for all of the stack
 //! (`pthread_getattr_np`). The kernel goes on letting the stack grow.
-use crate::page_moves::{self, Aside, PageMove};
+use crate::page_moves::{self, Aside, Moved, PageMove};
 use crate::process_map::{Area, ProcessMap};
 use crate::ranges::PAGE_BYTES;
 use freeflow_client::{Freeze, Session};
@@ -25,6 +25,20 @@ pub(crate) fn is_first_stack(address: u64) -> bool {
     (end.saturating_sub(STACK_BYTES_MAX)..end).contains(&address)
 }
 
+/// The first address of an area whose page may be moved. The lowest page of the first thread's stack
+/// stays: that stack grows from it, and can't once the page is another mapping's.
+pub(crate) fn first_movable(maps: &ProcessMap, area: &Area) -> u64 {
+    if !is_first_stack(area.end - 1) {
+        return area.start;
+    }
+    let mut is_lowest = true;
+    maps.visit(area.start - PAGE_BYTES, area.start, &mut |_| {
+        is_lowest = false;
+        true
+    });
+    area.start + if is_lowest { PAGE_BYTES } else { 0 }
+}
+
 /// Puts one page of the stack aside, and the arena's in its place, as [`page_moves::move_in`].
 pub(crate) fn move_in(
     pages: &mut AsidePages,
@@ -33,10 +47,10 @@ pub(crate) fn move_in(
     piece: &PageMove,
     freeze: Freeze,
     is_right: &dyn Fn(&Area, u64) -> bool,
-) -> bool {
-    let Some(aside) = Aside::reserve(piece.bytes) else { return false };
+) -> Moved {
+    let Some(aside) = Aside::reserve(piece.bytes) else { return Moved::NotNow };
     let moved = page_moves::move_in(session, maps, piece, freeze, Some(&aside), is_right);
-    if moved {
+    if moved == Moved::Done {
         pages.insert(piece.target, aside);
     }
     moved

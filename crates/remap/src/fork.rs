@@ -6,11 +6,15 @@
 //! threads of the parent run on.
 //!
 //! Partial pages hold what no region covers: a frame of the forking thread's stack, the allocator's
-//! records. They must be the child's own from the first moment, so they are made private before.
+//! records. They must be the child's own from the first moment, so they are made private before:
+//! however long that takes, as the program could not go on with pages that its child shares.
+//!
+//! The forking thread is undisturbed (`lock`) from before the fork until it has returned from it, in
+//! the parent and in the child.
 //!
 //! In the child nothing is allocated or freed: the table is only read, and forgotten at its next
 //! use.
-use crate::lock::{LockedTable, locked_if_used};
+use crate::lock::{Held, locked_if_used};
 use crate::process_map::ProcessMap;
 use crate::stale::ALL;
 use crate::table::{Table, protection};
@@ -28,20 +32,13 @@ static WRITE_END: AtomicI32 = AtomicI32::new(-1);
 /// Forks by a thread that holds the lock for another reason: they neither take it nor give it back.
 static NESTED: AtomicU32 = AtomicU32::new(0);
 
-/// Takes the lock, once no partial page is in an arena, if that comes soon.
-fn take_lock(locked: &LockedTable) {
-    let deadline = now_ns() + commands::TAKE_OUT_NS;
-    loop {
-        locked.take();
-        // SAFETY: this thread took the lock just now.
-        let table = unsafe { locked.table() }.filter(|table| table.generation() == generation());
-        let threads = table.map(Table::threads_with_partial_pages).unwrap_or_default();
-        if threads.is_empty() || now_ns() > deadline {
-            return;
-        }
-        // Its threads carry it out under the lock.
-        locked.give();
-        threads.iter().for_each(|thread| thread.take_out_soon(true, deadline));
+/// Takes partial pages out of all arenas, by their command threads: they freeze the others, and the
+/// forking thread cannot move its own stack. What none of them takes out becomes a private copy.
+fn take_out(held: &mut Held<'_>) {
+    let threads = held.current().map(|table| table.threads_with_partial_pages()).unwrap_or_default();
+    threads.iter().filter(|thread| thread.is_here()).for_each(|thread| held.lend(&***thread, true));
+    if let Some(table) = held.current() {
+        table.leave_copies_of_partial_pages();
     }
 }
 
@@ -49,13 +46,13 @@ fn take_lock(locked: &LockedTable) {
 pub extern "C" fn before_fork() {
     let Some(locked) = locked_if_used() else { return };
     if locked.is_mine() {
-        // A signal handler that interrupted this library.
+        // The handler of a fault in this library.
         NESTED.fetch_add(1, Ordering::Relaxed);
         return;
     }
-    take_lock(locked);
-    // SAFETY: this thread took the lock just now.
-    if unsafe { locked.table() }.is_some_and(Table::shows_arenas) {
+    let mut held = locked.hold_for_fork();
+    take_out(&mut held);
+    if held.current().is_some_and(|table| table.shows_arenas()) {
         let mut ends = [-1; 2];
         // SAFETY: `ends` is ours to write.
         if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } == 0 {
@@ -64,6 +61,7 @@ pub extern "C" fn before_fork() {
             WRITE_END.store(ends[1], Ordering::Relaxed);
         }
     }
+    held.keep();
 }
 
 fn close_end(end: &AtomicI32) {
@@ -85,13 +83,13 @@ pub extern "C" fn after_fork_in_parent() {
     if is_nested() {
         return;
     }
+    let _held = locked.kept();
     close_end(&WRITE_END);
     let descriptor = READ_END.load(Ordering::Relaxed);
     if descriptor >= 0 {
         wait_for_end(descriptor);
         close_end(&READ_END);
     }
-    locked.give();
 }
 
 /// Until the child's end of the pipe is closed.
@@ -118,13 +116,14 @@ pub fn after_fork_in_child() {
         // another program.
         return;
     }
-    // SAFETY: this thread has the lock from before the fork.
-    if let Some(table) = unsafe { locked.table() } {
+    let held = locked.kept();
+    locked.reset_in_child();
+    // An older one was forgotten by the parent: what was mapped there is the program's by now.
+    if let Some(table) = held.table().filter(|table| table.generation().wrapping_add(1) == generation()) {
         take_copies(table);
     }
     close_end(&READ_END);
     close_end(&WRITE_END);
-    locked.give();
 }
 
 fn take_copies(table: &Table) {
@@ -144,5 +143,8 @@ fn take_copies(table: &Table) {
     for arena in arenas {
         // SAFETY: the table is forgotten before its next use.
         unsafe { arena.unmap() };
+        if let Some(kept) = &arena.descriptor {
+            kept.close();
+        }
     }
 }

@@ -64,11 +64,15 @@ pub fn note_stderr() {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Obstacle {
     SwitchedOff,
+    WholePagesOnly,
+    DataLimit,
+    PinnedBuffers,
     SystemV,
     Posix,
     Memfd,
     SharedAnonymous,
     File,
+    PrivateFile,
     HugePages,
     Executable,
     Unwritable,
@@ -97,17 +101,21 @@ impl Obstacle {
             return Some(Self::Unwritable);
         }
         let named = NAMES.iter().find(|(start, _)| name.starts_with(start)).map(|&(_, obstacle)| obstacle);
-        named.filter(|_| area.shared).or(area.shared.then_some(Self::File))
+        named.filter(|&named| area.shared || named == Self::HugePages).or(area.shared.then_some(Self::File))
     }
 
     fn reason(self) -> &'static str {
         match self {
             Self::SwitchedOff => "FREEFLOW_REMAP=off",
+            Self::WholePagesOnly => "it is not whole pages, with FREEFLOW_REMAP=whole",
+            Self::DataLimit => "it is not whole pages, and the process has a limit of data",
+            Self::PinnedBuffers => "it is not whole pages, and io_uring has registered buffers",
             Self::SystemV => "System V shared memory",
             Self::Posix => "POSIX shared memory",
             Self::Memfd => "a memfd",
             Self::SharedAnonymous => "shared anonymous memory",
             Self::File => "a shared file mapping",
+            Self::PrivateFile => "a private file mapping",
             Self::HugePages => "huge pages",
             Self::Executable => "executable memory",
             Self::Unwritable => "memory that is not writable",
@@ -120,6 +128,8 @@ impl Obstacle {
     fn remedy(self) -> &'static str {
         match self {
             Self::SwitchedOff => "unset FREEFLOW_REMAP",
+            Self::WholePagesOnly | Self::PinnedBuffers => "register whole pages",
+            Self::DataLimit => "register whole pages, or run it with `ulimit -d unlimited`",
             Self::MappingLimit => "register fewer and larger regions, or raise vm.max_map_count",
             Self::NoSegment => "register less, or raise the limits that `freeflow describe` shows",
             Self::NotMoved => "run it without debugger, tracer or userfaultfd",
@@ -300,7 +310,7 @@ mod tests {
 
     #[test]
     fn every_line_is_one_line_and_fits() {
-        let region = RegionSpan { owner: 1, start: u64::MAX, length: u64::MAX };
+        let region = RegionSpan { owner: 1, start: u64::MAX, length: u64::MAX, is_on_demand: false };
         for obstacle in
             [Obstacle::SystemV, Obstacle::SwitchedOff, Obstacle::MappingLimit, Obstacle::NoSegment, Obstacle::NotMoved]
         {

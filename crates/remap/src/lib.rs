@@ -47,14 +47,20 @@
 //! assert!(freeflow_remap::check_mapped(start, 4096, false).is_ok());
 //! assert_eq!(freeflow_remap::check_mapped(start, 4096, true).err(), Some(VerbsError::BadAddress));
 //! ```
+mod arenas;
 mod borrowed;
 mod commands;
 mod first_stack;
 mod fork;
 mod hints;
+mod kept_descriptor;
+mod late_writes;
 mod lock;
+mod moving_out;
+mod objects;
 mod page_moves;
 mod pages;
+mod precautions;
 mod private_copies;
 mod process_map;
 mod ranges;
@@ -72,7 +78,7 @@ pub use pages::{check_mapped, populate};
 pub use process_map::ProcessMap;
 pub use ranges::RegionSpan;
 
-use freeflow_client::Session;
+use freeflow_client::{Session, Uncancelled};
 use lock::locked;
 use ranges::touched_pages;
 use std::sync::Arc;
@@ -92,6 +98,7 @@ pub enum Placement {
 /// before the router knows of the region; [`release`] undoes it. `map`: the process's own map, if
 /// it was opened already.
 pub fn prepare(session: &Arc<Session>, region: RegionSpan, placement: Placement, mut map: Option<ProcessMap>) {
+    let _uncancelled = Uncancelled::begin();
     locked().with(|table| {
         let renewed = table.forget_gone(session, region.touched_pages(), &mut map);
         table.borrowed.forget_not_shown(region.touched_pages(), &mut map);
@@ -125,8 +132,10 @@ pub fn refresh(session: &Session, start: u64, length: u64) {
 /// Ends the effect of [`prepare`], once the router uses nothing of the region any more. On return
 /// its pages are private memory again, unless another region touches them.
 pub fn release(session: &Session, region: RegionSpan) {
+    let _uncancelled = Uncancelled::begin();
     session.outlast_peers();
-    let mut other_thread = locked().with(|table| {
+    let mut held = locked().hold();
+    let other_thread = held.with(|table| {
         if table.remove_region(region) {
             table.give_back(region.touched_pages());
             table.move_out(session, region.touched_pages());
@@ -134,16 +143,14 @@ pub fn release(session: &Session, region: RegionSpan) {
         }
         table.thread_for_stack(session)
     });
-    // Once more if it had begun before this was to be done.
-    for _ in 0..2 {
-        let Some(thread) = other_thread else { return };
-        thread.take_out_soon(false, threads::now_ns() + commands::TAKE_OUT_NS);
-        other_thread = locked().with(|table| table.thread_for_stack(session));
+    if let Some(thread) = other_thread.filter(|thread| thread.is_here()) {
+        held.lend(&**thread, false);
     }
 }
 
 /// [`release`] for all regions of `owner` that are left.
 pub fn release_all(session: &Session, owner: usize) {
+    let _uncancelled = Uncancelled::begin();
     session.outlast_peers();
     locked().with(|table| {
         for region in table.regions_of(owner) {

@@ -1,11 +1,13 @@
 //! Moving pages between private memory and arenas, while nobody writes them: in a freeze window
 //! (`threads`).
-use crate::process_map::{Area, ProcessMap};
+use crate::late_writes::{LateWrites, LeavingPages, fill_new};
+use crate::process_map::{Area, FileId, ProcessMap};
 use crate::syscalls;
 use crate::threads::{FreezeWindow, in_freeze_window};
 use freeflow_client::{Freeze, Session};
 use std::cell::Cell;
 use std::ffi::c_void;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,6 +32,12 @@ pub(crate) struct PageMove {
     /// The rights of the memory once it is private.
     pub protection: i32,
     pub done: bool,
+}
+
+impl PageMove {
+    pub fn range(&self) -> Range<u64> {
+        self.target..self.target + self.bytes as u64
+    }
 }
 
 fn at(address: u64) -> *mut c_void {
@@ -99,8 +107,8 @@ fn map_filled(piece: &PageMove) -> Option<*mut u8> {
 }
 
 /// Whether the pages of an area that are not there come without waiting for anybody: not so under
-/// the program's own userfaultfd, which the access of `/proc/self/mem` answers by an error. What
-/// holds for one page holds for the area.
+/// the program's own userfaultfd, which the access of `/proc/thread-self/mem` answers by an error.
+/// One page stands for the area.
 fn comes_at_once(piece: &PageMove) -> bool {
     let mut present = vec![0_u8; piece.bytes / 4096];
     // SAFETY: the vector has a byte for each page.
@@ -108,7 +116,7 @@ fn comes_at_once(piece: &PageMove) -> bool {
         return false;
     }
     let Some(missing) = present.iter().position(|here| here & 1 == 0) else { return true };
-    let Ok(memory) = std::fs::File::open("/proc/self/mem") else { return false };
+    let Ok(memory) = std::fs::File::open("/proc/thread-self/mem") else { return false };
     std::os::unix::fs::FileExt::read_at(&memory, &mut [0], piece.target + missing as u64 * 4096).is_ok()
 }
 
@@ -138,9 +146,18 @@ pub(crate) fn is_all(maps: &ProcessMap, piece: &PageMove, is_right: &dyn Fn(&Are
     reached >= end
 }
 
+/// The result of an attempt to move pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Moved {
+    Done,
+    /// Nothing has changed.
+    NotNow,
+    /// Nothing has changed, and the kernel never moves such memory.
+    Never,
+}
+
 /// Puts private pages into their arena, and the arena's pages in their place, if all areas are
-/// `is_right` at the address given with them. The private pages go `aside`, or away. False: nothing
-/// has changed.
+/// `is_right` at the address given with them. The private pages go `aside`, or away.
 pub(crate) fn move_in(
     session: &Session,
     maps: &ProcessMap,
@@ -148,45 +165,83 @@ pub(crate) fn move_in(
     freeze: Freeze,
     aside: Option<&Aside>,
     is_right: &dyn Fn(&Area, u64) -> bool,
-) -> bool {
+) -> Moved {
     if !comes_at_once(piece) {
-        return false;
+        return Moved::NotNow;
     }
-    let Some(filled) = map_filled(piece) else { return false };
-    populate_target(piece, MADV_POPULATE_READ);
-    let mut remapped = false;
+    let Some(filled) = map_filled(piece) else { return Moved::NotNow };
+    // Regions touch these pages, and there is more in them.
+    let mut late = if freeze == Freeze::ThreadsAndRouter { LateWrites::new(piece.bytes) } else { None };
+    populate_target(piece, if late.is_some() { MADV_POPULATE_WRITE } else { MADV_POPULATE_READ });
+    if let (Some(late), None) = (&mut late, aside) {
+        late.open_pipes();
+    }
+    let mut moved = Moved::NotNow;
     in_freeze_window(session, freeze, &mut |window| {
-        remapped = may_move(window, maps, piece, is_right) && replace(piece, filled, aside, window);
+        if may_move(window, maps, piece, is_right) {
+            moved = replace(piece, filled, aside, &mut late, window);
+        }
     });
-    if !remapped {
+    if let (Moved::Done, Some(late)) = (moved, &mut late) {
+        // SAFETY: the mirror has as many bytes.
+        unsafe { late.carry_held(piece.mirror, true) };
+    }
+    if moved != Moved::Done {
         // SAFETY: made above, and still there.
         unsafe { syscalls::munmap(filled.cast(), piece.bytes) };
     }
-    remapped
+    moved
+}
+
+/// After a call that moves a mapping has failed: memory that others manage or that is sealed, as
+/// against a limit.
+fn failed_move() -> Moved {
+    match std::io::Error::last_os_error().raw_os_error() {
+        Some(libc::EINVAL | libc::EFAULT | libc::EPERM) => Moved::Never,
+        _ => Moved::NotNow,
+    }
 }
 
 /// In a window.
-fn replace(piece: &PageMove, filled: *mut u8, aside: Option<&Aside>, window: &FreezeWindow) -> bool {
+fn replace(
+    piece: &PageMove,
+    filled: *mut u8,
+    aside: Option<&Aside>,
+    late: &mut Option<LateWrites>,
+    window: &FreezeWindow,
+) -> Moved {
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
     // SAFETY: the target is readable private memory (checked just now, and only this thread runs),
     // `filled` an arena's own pages of the same length, apart from it. The new mapping has the
     // contents that the old one had.
     unsafe {
-        ptr::copy_nonoverlapping(at(piece.target).cast::<u8>(), filled, piece.bytes);
+        if let Some(late) = late {
+            late.hold(at(piece.target));
+            let taken = late.take(at(piece.target).cast::<u8>());
+            ptr::copy_nonoverlapping(taken.as_ptr(), filled, piece.bytes);
+        } else {
+            ptr::copy_nonoverlapping(at(piece.target).cast::<u8>(), filled, piece.bytes);
+        }
         if !window.is_younger(COMMIT_WITHIN_NS) {
-            return false;
+            return Moved::NotNow;
         }
         if let Some(aside) = aside
             && !aside.take(piece)
         {
-            return false;
+            return failed_move();
         }
-        let is_in_place =
-            syscalls::mremap(filled.cast(), piece.bytes, piece.bytes, flags, at(piece.target)) != libc::MAP_FAILED;
-        if let Some(aside) = aside.filter(|_| !is_in_place) {
+        let placed = syscalls::mremap(filled.cast(), piece.bytes, piece.bytes, flags, at(piece.target));
+        if placed != libc::MAP_FAILED {
+            if let Some(late) = late {
+                late.carry_for_a_while(aside.map(|aside| aside.start.cast_const()), piece.mirror);
+            }
+            return Moved::Done;
+        }
+        let why = failed_move();
+        if let Some(aside) = aside {
             aside.give_back(piece);
         }
-        is_in_place
+        why
     }
 }
 
@@ -201,12 +256,18 @@ pub(crate) fn bring_back(
     is_right: &dyn Fn(&Area, u64) -> bool,
 ) -> bool {
     let mut is_back = false;
+    let Some(mut late) = LateWrites::new(piece.bytes) else { return false };
     in_freeze_window(session, freeze, &mut |window| {
         if may_move(window, maps, piece, is_right) {
-            // SAFETY: the mirror shows the arena's pages, and nobody else writes them now; the pages
-            // aside are as many, private and writable.
-            unsafe { ptr::copy_nonoverlapping(piece.mirror, aside.start, piece.bytes) };
-            is_back = window.is_younger(COMMIT_WITHIN_NS) && aside.give_back(piece);
+            // SAFETY: the mirror shows the arena's pages; the pages aside are as many, private and
+            // writable, and lie at the target afterwards.
+            unsafe {
+                ptr::copy_nonoverlapping(late.take(piece.mirror).as_ptr(), aside.start, piece.bytes);
+                is_back = window.is_younger(COMMIT_WITHIN_NS) && aside.give_back(piece);
+                if is_back {
+                    late.carry_for_a_while(Some(piece.mirror), at(piece.target).cast());
+                }
+            }
         }
     });
     is_back
@@ -224,39 +285,61 @@ unsafe fn duplicate(piece: &PageMove) -> bool {
 }
 
 /// Puts private memory in the place of an arena's pages, if they are still there, which `is_right`
-/// says of each area. Marks those that were; false if not all.
+/// says of each area. Marks those that were, and leaves those that are marked; false if not all.
+/// `holds_more`: than regions.
 pub(crate) fn move_out(
     session: &Session,
     maps: &ProcessMap,
     pieces: &mut [PageMove],
+    holds_more: bool,
     freeze: Freeze,
     is_right: &dyn Fn(&PageMove, &Area, u64) -> bool,
 ) -> bool {
-    for piece in pieces.iter() {
+    for piece in pieces.iter().filter(|piece| !piece.done) {
         // SAFETY: makes pages of a mirror present, for reading.
         unsafe { syscalls::madvise(piece.mirror.cast(), piece.bytes, MADV_POPULATE_READ) };
     }
+    let bytes_max = pieces.iter().map(|piece| piece.bytes).max().unwrap_or(0);
+    let mut late = holds_more.then(|| LeavingPages::new(bytes_max)).flatten();
     in_freeze_window(session, freeze, &mut |window| {
-        for piece in pieces.iter_mut() {
+        for piece in pieces.iter_mut().filter(|piece| !piece.done) {
             let one = *piece;
-            piece.done =
-                may_move(window, maps, &one, &|area, address| is_right(&one, area, address)) && restore(maps, &one);
+            piece.done = may_move(window, maps, &one, &|area, address| is_right(&one, area, address))
+                && restore(maps, &one, late.as_mut());
+        }
+        if let Some(late) = &mut late {
+            late.carry_all();
         }
     });
     pieces.iter().all(|piece| piece.done)
 }
 
 /// In a window. Mapped again in place, the memory becomes one area with its neighbours again: with
-/// MAP_NORESERVE, if only that makes it so, as it is with memory of jemalloc.
-fn restore(maps: &ProcessMap, piece: &PageMove) -> bool {
+/// MAP_NORESERVE, if only that makes it so, as it is with memory of jemalloc. `late`: the mirror's
+/// pages hold more than regions, and another process may see the new pages before they are filled.
+fn restore(maps: &ProcessMap, piece: &PageMove, mut late: Option<&mut LeavingPages>) -> bool {
     let rights = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+    let target = at(piece.target).cast::<u8>();
+    let mut is_first = true;
     // SAFETY: at the target lie the arena's pages (checked a moment ago, and only this thread
     // runs), or what was put there just now; the mirror shows the same pages.
-    let make =
-        |flags| unsafe { syscalls::mmap(at(piece.target), piece.bytes, rights, flags, -1, 0) != libc::MAP_FAILED };
+    let mut make = |flags| unsafe {
+        let contents = late
+            .as_mut()
+            .map(|late| if is_first { late.take(piece.mirror, piece.bytes) } else { late.look(target, piece.bytes) });
+        is_first = false;
+        let made = syscalls::mmap(target.cast(), piece.bytes, rights, flags, -1, 0) != libc::MAP_FAILED;
+        if made && let Some(contents) = contents {
+            fill_new(contents, target);
+        }
+        made
+    };
+    let other = flags | libc::MAP_NORESERVE;
     let made = make(flags)
-        && (is_joined(maps, piece) || make(flags | libc::MAP_NORESERVE) && (is_joined(maps, piece) || make(flags)));
+        && (!has_neighbour(maps, piece)
+            || is_joined(maps, piece)
+            || make(other) && (is_joined(maps, piece) || make(flags)));
     // SAFETY: as above.
     unsafe {
         if !made {
@@ -264,13 +347,35 @@ fn restore(maps: &ProcessMap, piece: &PageMove) -> bool {
             duplicate(piece);
             return false;
         }
-        populate_target(piece, MADV_POPULATE_WRITE);
-        ptr::copy_nonoverlapping(piece.mirror, at(piece.target).cast::<u8>(), piece.bytes);
+        if let Some(late) = late {
+            late.add(piece.mirror, target, piece.bytes);
+            // Nothing can be carried over once it has other rights.
+            if piece.protection != rights {
+                late.carry_all();
+            }
+        } else {
+            populate_target(piece, MADV_POPULATE_WRITE);
+            ptr::copy_nonoverlapping(piece.mirror, target, piece.bytes);
+        }
         if piece.protection != rights {
             syscalls::mprotect(at(piece.target), piece.bytes, piece.protection);
         }
     }
     true
+}
+
+/// Whether there is private anonymous memory around it, or it can't be found out cheaply.
+fn has_neighbour(maps: &ProcessMap, piece: &PageMove) -> bool {
+    let end = piece.target + piece.bytes as u64;
+    let mut found = !maps.has_query();
+    if !found {
+        maps.visit(piece.target - 1, end + 1, &mut |area| {
+            let is_outside = area.start < piece.target || area.end > end;
+            found |= is_outside && area.writable && !area.shared && area.file == FileId::default();
+            true
+        });
+    }
+    found
 }
 
 /// Whether the memory is one area with a neighbour. Also if that can't be found out cheaply.
@@ -400,7 +505,7 @@ impl Aside {
         // SAFETY: the pages aside are ours; where they don't stay they go back as they were.
         let protect = |rights| unsafe { syscalls::mprotect(self.start.cast(), piece.bytes, rights) == 0 };
         let is_readable = piece.protection & libc::PROT_READ != 0 || protect(libc::PROT_READ);
-        if is_readable && restore(maps, &PageMove { mirror: self.start, ..*piece }) {
+        if is_readable && restore(maps, &PageMove { mirror: self.start, ..*piece }, None) {
             return true;
         }
         protect(piece.protection);

@@ -5,6 +5,7 @@
 //! program may unmap the memory a moment later.
 use crate::process_map::ProcessMap;
 use crate::syscalls;
+use freeflow_client::Uncancelled;
 use freeflow_verbs::VerbsError;
 use std::ptr;
 use std::sync::OnceLock;
@@ -15,6 +16,7 @@ use std::sync::OnceLock;
 /// # Errors
 /// BadAddress if not.
 pub fn check_mapped(start: u64, length: u64, writable: bool) -> Result<Option<ProcessMap>, VerbsError> {
+    let _uncancelled = Uncancelled::begin();
     let end = start.checked_add(length).ok_or(VerbsError::BadAddress)?;
     let Some(map) = ProcessMap::open() else { return Ok(None) };
     if is_mapped(&map, start, end, writable) { Ok(Some(map)) } else { Err(VerbsError::BadAddress) }
@@ -22,12 +24,12 @@ pub fn check_mapped(start: u64, length: u64, writable: bool) -> Result<Option<Pr
 
 fn is_mapped(map: &ProcessMap, start: u64, end: u64, writable: bool) -> bool {
     let mut reached = start;
-    map.visit(start, end, &mut |area| {
+    let is_read = map.visit(start, end, &mut |area| {
         let is_next = area.start <= reached && area.readable && (area.writable || !writable);
         reached = if is_next { area.end } else { reached };
         is_next
     });
-    reached >= end
+    !is_read || reached >= end
 }
 
 /// Brings pages in, for writing if asked. Their contents stay as they are.

@@ -12,8 +12,8 @@ use crate::page_moves::{self, MOVE_BYTES_MAX, PageMove};
 use crate::process_map::{Area, ProcessMap};
 use crate::ranges::PAGE_BYTES;
 use crate::stale::ALL;
-use crate::table::{Arena, Copied, Table, protection, stack_in_use};
-use crate::threads::{is_window_possible, with_others_frozen};
+use crate::table::{Arena, Copied, Table, protection};
+use crate::threads::{is_window_possible, stack_in_use, with_others_frozen};
 use freeflow_client::{Handle, Session};
 use freeflow_verbs::VerbsError;
 use std::collections::BTreeSet;
@@ -150,7 +150,7 @@ impl Table {
         self.arenas[at].is_closed = true;
         let mut looks = 0;
         loop {
-            let mut pieces = shown_of(&self.arenas[at], maps);
+            let Some(mut pieces) = shown_of(&self.arenas[at], maps) else { return false };
             if pieces.is_empty() {
                 break;
             }
@@ -184,10 +184,11 @@ impl Table {
     }
 }
 
-/// All that the process has mapped of an arena, but the library's own mapping of it.
-fn shown_of(arena: &Arena, maps: &ProcessMap) -> Vec<PageMove> {
+/// All that the process has mapped of an arena, but the library's own mapping of it. `None`: its map
+/// can't be read.
+fn shown_of(arena: &Arena, maps: &ProcessMap) -> Option<Vec<PageMove>> {
     let mut shown = Vec::new();
-    maps.visit(PAGE_BYTES, 1 << 56, &mut |area| {
+    let is_read = maps.visit(PAGE_BYTES, 1 << 56, &mut |area| {
         if arena.is_shown_in(area) {
             let mirror = arena.mirror.wrapping_add(area.offset as usize);
             let bytes = (area.end - area.start) as usize;
@@ -195,7 +196,7 @@ fn shown_of(arena: &Arena, maps: &ProcessMap) -> Vec<PageMove> {
         }
         true
     });
-    shown
+    is_read.then_some(shown)
 }
 
 #[cfg(test)]
@@ -265,6 +266,7 @@ mod tests {
                 is_closed: false,
                 is_exclusive: true,
                 is_shown_elsewhere: false,
+                descriptor: None,
             });
             table.remapped.insert(base..base + bytes as u64, 1);
             Self { table, maps, descriptor, target }
@@ -342,12 +344,12 @@ mod tests {
         table.copied = vec![copied(1, true), copied(2, false)];
         table.copies.insert(0x1000..0x5000, 1);
         table.copies.insert(0x5000..0x9000, 2);
-        table.add_region(1, RegionSpan { owner: 1, start: 0x2000, length: 0x1000 });
+        table.add_region(1, RegionSpan { owner: 1, start: 0x2000, length: 0x1000, is_on_demand: false });
         assert_eq!(table.exposed_copies(0..1 << 56), [(0x1000..0x2000, 1), (0x3000..0x5000, 1)]);
         table.drop_copies(0..0x5000);
         assert_eq!(table.copied.iter().map(|copied| copied.number).collect::<Vec<_>>(), [2]);
         assert!(
-            table.remove_region(RegionSpan { owner: 1, start: 0x2000, length: 0x1000 })
+            table.remove_region(RegionSpan { owner: 1, start: 0x2000, length: 0x1000, is_on_demand: false })
                 && table.exposed_copies(0..1 << 56).is_empty()
         );
     }

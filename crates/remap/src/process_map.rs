@@ -57,26 +57,35 @@ pub(crate) struct Area {
     pub shared: bool,
 }
 
-/// `/proc/self/maps`, open.
+/// `/proc/thread-self/maps`, open: `/proc/self` is the first thread's, and empty once that has ended.
 pub struct ProcessMap {
     descriptor: RawFd,
     has_query: bool,
 }
 
 impl ProcessMap {
-    /// `None`: this process can't read its own map.
+    /// `None`: this process can't read its own map. One that shows nothing is not that of a process
+    /// that runs.
     #[must_use]
     pub fn open() -> Option<Self> {
         let flags = libc::O_RDONLY | libc::O_CLOEXEC;
         // SAFETY: the path is a C string.
-        let descriptor = unsafe { libc::open(c"/proc/self/maps".as_ptr(), flags) };
+        let descriptor = unsafe { libc::open(c"/proc/thread-self/maps".as_ptr(), flags) };
         if descriptor < 0 {
             return None;
         }
         let mut maps = Self { descriptor, has_query: true };
         let mut query = ProcmapQuery { query_flags: COVERING_OR_NEXT, ..Default::default() };
         maps.has_query = maps.query(&mut query);
-        Some(maps)
+        let mut shows_any = maps.has_query;
+        if !shows_any {
+            let is_read = maps.visit(0, u64::MAX, &mut |_| {
+                shows_any = true;
+                false
+            });
+            shows_any &= is_read;
+        }
+        shows_any.then_some(maps)
     }
 
     /// The same map, always read as text.
@@ -98,22 +107,23 @@ impl ProcessMap {
     }
 
     /// Shows the areas that touch `from..to`, ascending, until `visit` says false. Their ends are
-    /// not cut.
-    pub(crate) fn visit(&self, from: u64, to: u64, visit: &mut dyn FnMut(&Area) -> bool) {
+    /// not cut. False: the map could not be read, and nothing follows from an area that was not shown.
+    pub(crate) fn visit(&self, from: u64, to: u64, visit: &mut dyn FnMut(&Area) -> bool) -> bool {
         if !self.has_query {
             return self.visit_text(from, to, visit);
         }
         let mut at = from;
         while at < to {
             let mut query = ProcmapQuery { query_addr: at, query_flags: COVERING_OR_NEXT, ..Default::default() };
-            if !self.query(&mut query) || query.vma_start >= to {
-                return;
+            if !self.query(&mut query) {
+                return std::io::Error::last_os_error().raw_os_error() == Some(libc::ENOENT);
             }
-            if !visit(&Area::of(&query)) {
-                return;
+            if query.vma_start >= to || !visit(&Area::of(&query)) {
+                return true;
             }
             at = query.vma_end;
         }
+        true
     }
 
     /// The area that covers an address, and the size of its pages in bytes, or 0 where the kernel does
@@ -140,7 +150,7 @@ impl ProcessMap {
     fn named_by_text(&self, address: u64, name: &mut [u8]) -> Option<Area> {
         let mut lines = Lines { descriptor: self.descriptor, buffer: [0; 4096], filled: 0, next: 0, position: 0 };
         let mut line = [0; 160];
-        while let Some(length) = lines.next(&mut line) {
+        while let Some(length) = lines.next(&mut line).unwrap_or(None) {
             let Some(area) = Area::parse(&line[..length]).filter(|area| area.end > address) else { continue };
             let start = line[..length].iter().position(|&byte| byte == b'/').unwrap_or(length);
             let found = &line[start..length];
@@ -151,16 +161,21 @@ impl ProcessMap {
         None
     }
 
-    fn visit_text(&self, from: u64, to: u64, visit: &mut dyn FnMut(&Area) -> bool) {
+    fn visit_text(&self, from: u64, to: u64, visit: &mut dyn FnMut(&Area) -> bool) -> bool {
         let mut lines = Lines { descriptor: self.descriptor, buffer: [0; 4096], filled: 0, next: 0, position: 0 };
         let mut line = [0; 160];
-        while let Some(length) = lines.next(&mut line) {
+        loop {
+            let length = match lines.next(&mut line) {
+                Ok(Some(length)) => length,
+                Ok(None) => return true,
+                Err(Unreadable) => return false,
+            };
             let Some(area) = Area::parse(&line[..length]) else { continue };
             if area.end <= from {
                 continue;
             }
             if area.start >= to || !visit(&area) {
-                return;
+                return true;
             }
         }
     }
@@ -211,6 +226,9 @@ impl Area {
     }
 }
 
+/// The map could not be read.
+struct Unreadable;
+
 /// The lines of a file, read without allocating.
 struct Lines {
     descriptor: RawFd,
@@ -222,7 +240,7 @@ struct Lines {
 
 impl Lines {
     /// Puts the next line, or as much of it as fits, into `line`; gives how much that is.
-    fn next(&mut self, line: &mut [u8]) -> Option<usize> {
+    fn next(&mut self, line: &mut [u8]) -> Result<Option<usize>, Unreadable> {
         let mut length = 0;
         loop {
             if self.next == self.filled {
@@ -230,7 +248,7 @@ impl Lines {
                 // SAFETY: the buffer is ours to write, for so many bytes.
                 let count = unsafe { libc::pread(self.descriptor, into.cast(), bytes, self.position) };
                 if count <= 0 {
-                    return None;
+                    return if count == 0 { Ok(None) } else { Err(Unreadable) };
                 }
                 self.position += count as i64;
                 (self.filled, self.next) = (count as usize, 0);
@@ -238,7 +256,7 @@ impl Lines {
             let byte = self.buffer[self.next];
             self.next += 1;
             if byte == b'\n' {
-                return Some(length);
+                return Ok(Some(length));
             }
             if length < line.len() {
                 line[length] = byte;

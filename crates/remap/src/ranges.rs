@@ -24,6 +24,8 @@ pub struct RegionSpan {
     pub start: u64,
     /// Bytes.
     pub length: u64,
+    /// Its pages are where the program has them, whatever it does with them: it moves none.
+    pub is_on_demand: bool,
 }
 
 impl RegionSpan {

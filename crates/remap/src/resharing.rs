@@ -8,7 +8,7 @@ use crate::process_map::FileId;
 use crate::stale::outside;
 use crate::table::{Pages, Table, is_enabled};
 use crate::threads::may_try_freeze;
-use freeflow_client::{Handle, Session};
+use freeflow_client::{Freeze, Handle, Session};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ impl Table {
     /// Puts the private copies of a segment into exclusive arenas, as far as regions touch them.
     /// Pages that can't be moved now stay as they are.
     pub fn reshare(&mut self, session: &Arc<Session>, segment: Handle) {
-        if !is_enabled() || session.is_dead() || !may_try_freeze() {
+        if !is_enabled() || session.is_dead() || !may_try_freeze(Freeze::ThreadsAndRouter) {
             return;
         }
         let Some((copies, file)) = self.copies_of(session.serial(), segment) else { return };
@@ -30,7 +30,7 @@ impl Table {
         let foreign = self.foreign_pages(serial);
         let copies = self.copies.iter().filter(|(_, number)| *number == copied.number).map(|(range, _)| range);
         let kept = copies.flat_map(|range| {
-            let mut holes = self.touches.untouched(range.clone());
+            let mut holes = self.pins.untouched(range.clone());
             holes.extend_from_slice(&foreign);
             outside(vec![range.clone()], &range, &holes)
         });
@@ -45,7 +45,7 @@ mod tests {
     use crate::table::Copied;
 
     fn span(owner: usize, start: u64, length: u64) -> RegionSpan {
-        RegionSpan { owner, start, length }
+        RegionSpan { owner, start, length, is_on_demand: false }
     }
 
     #[test]

@@ -11,16 +11,23 @@
 //! and the router reaches it. A child of `fork` must not see it there for a moment even, so partial
 //! pages become private again before each fork (`fork`).
 use crate::commands::Task;
+use crate::first_stack;
 use crate::hints::Obstacle;
-use crate::process_map::ProcessMap;
-use crate::ranges::RegionSpan;
-use crate::stale::outside;
+use crate::precautions::obstacle_to_partial_pages;
+use crate::process_map::{Area, FileId, ProcessMap};
+use crate::ranges::{RegionSpan, without};
+use crate::stale::{compare, outside};
 use crate::table::{ExclusiveArenas, Pages, Table, is_enabled};
-use crate::threads::may_try_freeze;
-use freeflow_client::{Freeze, Session};
+use crate::threads::{may_try_freeze, stack_in_use};
+use freeflow_client::{Freeze, OwnMapping, Session};
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
+
+/// Pages of a file that are the program's own once they are written.
+fn is_private_file(area: &Area) -> bool {
+    area.readable && area.writable && !area.executable && !area.shared && area.file != FileId::default()
+}
 
 impl Table {
     /// Puts the pages that regions of this session touch between two addresses into shared arenas,
@@ -33,8 +40,10 @@ impl Table {
         let serial = session.serial();
         let outcome = if !is_enabled() {
             Err(Obstacle::SwitchedOff)
-        } else if !may_try_freeze() {
+        } else if !may_try_freeze(Freeze::ThreadsAndRouter) {
             Err(Obstacle::NotMoved)
+        } else if let Some(obstacle) = obstacle_to_partial_pages() {
+            Err(obstacle)
         } else {
             let unplaced = self.unplaced(serial, addresses.clone());
             self.move_in_touched(session, Pages::Touched, unplaced, false)
@@ -73,15 +82,23 @@ impl Table {
             return Ok(());
         }
         let Some(maps) = ProcessMap::open() else { return Ok(()) };
-        // This thread's stack is its own, and may be a neighbour of what is moved.
-        let stack = 0_u8;
-        let stack = (&raw const stack).addr() as u64;
+        // This thread's stack may be a neighbour of what is moved. What is moved here can be taken out
+        // here: both keep off the same pages.
+        let stack = stack_in_use();
         let mut spots: Vec<Range<u64>> = Vec::new();
-        for range in ranges {
+        self.variables.clear();
+        let mut is_of_file = false;
+        for range in ranges.into_iter().flat_map(|range| without(range, &stack)) {
             maps.visit(range.start, range.end, &mut |area| {
-                let spot = range.start.max(area.start)..range.end.min(area.end);
-                if !(area.start..area.end).contains(&stack) && self.may_move(session, pages, area, spot.start) {
-                    spots.push(spot);
+                let from = first_stack::first_movable(&maps, area);
+                let spot = range.start.max(from)..range.end.min(area.end);
+                if !spot.is_empty() {
+                    self.note_variables(area, spot.start);
+                    if !self.is_immovable(area) && self.may_move(session, pages, area, spot.start) {
+                        spots.push(spot);
+                    } else {
+                        is_of_file |= is_private_file(area);
+                    }
                 }
                 true
             });
@@ -91,13 +108,13 @@ impl Table {
         for spot in spots {
             self.move_in_spot(session, &maps, pages, spot, &mut exclusive)?;
         }
-        Ok(())
+        if is_of_file { Err(Obstacle::PrivateFile) } else { Ok(()) }
     }
 
-    /// The pages there that regions touch and that are in no arena; none that regions of other
+    /// The pages there that regions touch (not on demand alone) and that are in no arena; none that regions of other
     /// sessions touch, whose routers would not stand still.
     fn unplaced(&self, serial: u64, addresses: Range<u64>) -> Vec<Range<u64>> {
-        let mut holes = self.touches.untouched(addresses.clone());
+        let mut holes = self.pins.untouched(addresses.clone());
         holes.extend(self.remapped.within(addresses.clone()).into_iter().map(|(range, _)| range));
         holes.extend(self.foreign_pages(serial));
         outside(vec![addresses.clone()], &addresses, &holes)
@@ -122,7 +139,7 @@ impl Table {
     }
 
     /// The threads of the sessions that have partial pages in arenas.
-    pub fn threads_with_partial_pages(&self) -> Vec<Arc<Task>> {
+    pub fn threads_with_partial_pages(&self) -> Vec<Arc<OwnMapping<Task>>> {
         let numbers: BTreeSet<u32> = self.partial_pages().into_iter().map(|(_, number)| number).collect();
         let serials: BTreeSet<u64> =
             numbers.into_iter().filter_map(|number| self.arena(number)).map(|arena| arena.serial).collect();
@@ -134,11 +151,53 @@ impl Table {
         let is_own = |number| self.arena(number).is_some_and(|arena| arena.serial == session.serial());
         let partial: Vec<_> = self.partial_pages().into_iter().filter(|&(_, number)| is_own(number)).collect();
         let Some(maps) = ProcessMap::open() else { return };
-        for (range, number) in partial {
-            self.move_out_range(session, &maps, range, number, Freeze::ThreadsAndRouter);
+        for span in self.spans_of(&partial) {
+            if session.unmap_part(span).is_err() {
+                self.has_pending = true;
+                return;
+            }
         }
+        let ranges = partial.into_iter();
+        let pieces =
+            ranges.flat_map(|(range, number)| self.pieces_to_move_out(session, &maps, &range, number)).collect();
+        self.move_out_pieces(session, &maps, pieces, Freeze::ThreadsAndRouter);
         drop(maps);
         self.tidy(session);
+    }
+
+    /// The same addresses in fewer ranges: with what lies between them, if none of it is remapped.
+    fn spans_of(&self, ranges: &[(Range<u64>, u32)]) -> Vec<Range<u64>> {
+        let mut spans: Vec<Range<u64>> = Vec::new();
+        let mut last = None;
+        for (range, number) in ranges {
+            match spans.last_mut() {
+                Some(span) if last == Some(number) && self.remapped.within(span.end..range.start).is_empty() => {
+                    span.end = range.end;
+                }
+                _ => spans.push(range.clone()),
+            }
+            last = Some(number);
+        }
+        spans
+    }
+
+    /// Makes all partial pages private copies, for a fork, where no command thread took them out: their
+    /// router is gone, or this is a child by a bare `clone`. The router hears nothing of it.
+    pub fn leave_copies_of_partial_pages(&mut self) {
+        let partial = self.partial_pages();
+        if partial.is_empty() {
+            return;
+        }
+        let Some(maps) = ProcessMap::open() else { return };
+        for (range, number) in partial {
+            let Some(arena) = self.arena(number) else { continue };
+            let Some(compared) = compare(arena, &maps, &range) else { continue };
+            for (shown, protection) in compared.shown {
+                if let Some(piece) = self.arena(number).map(|arena| arena.piece(&shown, protection)) {
+                    self.leave_private_copy(None, &maps, number, &piece);
+                }
+            }
+        }
     }
 }
 
@@ -148,7 +207,7 @@ mod tests {
     use super::*;
 
     fn span(owner: usize, start: u64, length: u64) -> RegionSpan {
-        RegionSpan { owner, start, length }
+        RegionSpan { owner, start, length, is_on_demand: false }
     }
 
     #[test]
@@ -173,7 +232,11 @@ mod tests {
         table.add_region(9, span(1, 0x4100, 8));
         table.remapped.insert(0x3000..0x7000, 1);
         assert_eq!(table.partial_pages(), [(0x3000..0x4000, 1), (0x6000..0x7000, 1)]);
+        assert_eq!(table.spans_of(&table.partial_pages()), [0x3000..0x4000, 0x6000..0x7000]);
+        table.remapped.insert(0x9000..0xa000, 1);
+        table.remapped.insert(0xc000..0xd000, 2);
+        assert_eq!(table.spans_of(&table.partial_pages()), [0x3000..0x4000, 0x6000..0xa000, 0xc000..0xd000]);
         assert!(table.remove_region(large));
-        assert_eq!(table.partial_pages(), [(0x3000..0x7000, 1)]);
+        assert_eq!(table.partial_pages()[0], (0x3000..0x7000, 1));
     }
 }

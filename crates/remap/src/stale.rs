@@ -50,13 +50,13 @@ impl Table {
         }
         for (range, number) in remapped {
             let Some(arena) = self.arena(number) else { continue };
-            let Some(maps) = &*maps else {
+            let Some((maps, compared)) = maps.as_ref().and_then(|maps| Some((maps, compare(arena, maps, &range)?)))
+            else {
                 // The slow path reaches what is there, whatever that is.
                 let _ = session.unmap_part(range);
                 continue;
             };
-            let gone = compare(arena, maps, &range).gone;
-            for piece in gone {
+            for piece in compared.gone {
                 self.forget(session, maps, &piece, number);
                 forgotten.push(piece);
             }
@@ -69,7 +69,8 @@ impl Table {
         let remapped = self.remapped.within(pages).into_iter();
         let arenas = remapped.filter_map(|(range, number)| Some((range, self.arena(number)?)));
         let foreign = arenas.filter(|(_, arena)| arena.serial != session.serial());
-        foreign.flat_map(|(range, arena)| compare(arena, maps, &range).shown).map(|(piece, _)| piece).collect()
+        let shown = foreign.filter_map(|(range, arena)| Some(compare(arena, maps, &range)?.shown));
+        shown.flatten().map(|(piece, _)| piece).collect()
     }
 
     /// The program took these pages away from where they were remapped. If it moved them elsewhere
@@ -82,6 +83,7 @@ impl Table {
         }
         let freed = self.restore_moved(session, maps, at, arena.offset_at(range.start)..arena.offset_at(range.end));
         self.remapped.remove(range.clone());
+        self.partial.remove(range.clone());
         let arena = &mut self.arenas[at];
         arena.remapped_bytes -= range.end - range.start;
         if freed {
@@ -117,14 +119,14 @@ impl Table {
     /// all, now.
     fn restore_moved(&self, session: &Session, maps: &ProcessMap, at: usize, offsets: Range<u64>) -> bool {
         let arena = &self.arenas[at];
-        let mut moved = moved_from(arena, maps, offsets);
+        let Some(mut moved) = moved_from(arena, maps, offsets) else { return false };
         // Regions cover where the pages went: the router may write there, by address.
         let is_used = moved.iter().any(|one| self.is_touched(one.target..one.target + one.bytes as u64));
         let freeze = if is_used && !session.is_dead() { Freeze::ThreadsAndRouter } else { Freeze::Threads };
-        moved.is_empty() || page_moves::move_out(session, maps, &mut moved, freeze, &arena.is_shown())
+        moved.is_empty() || page_moves::move_out(session, maps, &mut moved, false, freeze, &arena.is_shown())
     }
 
-    fn is_touched(&self, pages: Range<u64>) -> bool {
+    pub(super) fn is_touched(&self, pages: Range<u64>) -> bool {
         let bytes = pages.end - pages.start;
         self.touches.untouched(pages).iter().map(|range| range.end - range.start).sum::<u64>() != bytes
     }
@@ -140,10 +142,10 @@ pub(super) fn outside(ranges: Vec<Range<u64>>, pages: &Range<u64>, holes: &[Rang
     left
 }
 
-/// Where the process sees these pages of an arena.
-fn moved_from(arena: &Arena, maps: &ProcessMap, wanted: Range<u64>) -> Vec<PageMove> {
+/// Where the process sees these pages of an arena. `None`: its map can't be read.
+fn moved_from(arena: &Arena, maps: &ProcessMap, wanted: Range<u64>) -> Option<Vec<PageMove>> {
     let mut moved = Vec::new();
-    maps.visit(ALL.start, ALL.end, &mut |area| {
+    let is_read = maps.visit(ALL.start, ALL.end, &mut |area| {
         let from = area.offset.max(wanted.start);
         let end = (area.offset + (area.end - area.start)).min(wanted.end);
         if arena.is_shown_in(area) && from < end {
@@ -157,14 +159,15 @@ fn moved_from(arena: &Arena, maps: &ProcessMap, wanted: Range<u64>) -> Vec<PageM
         }
         true
     });
-    moved
+    is_read.then_some(moved)
 }
 
-/// Looks at a remapped range in the process's own map.
-pub(super) fn compare(arena: &Arena, maps: &ProcessMap, range: &Range<u64>) -> Comparison {
+/// Looks at a remapped range in the process's own map. `None`: that can't be read, and says nothing
+/// of what is gone.
+pub(super) fn compare(arena: &Arena, maps: &ProcessMap, range: &Range<u64>) -> Option<Comparison> {
     let (mut shown, mut gone) = (Vec::new(), Vec::new());
     let mut from = range.start;
-    maps.visit(range.start, range.end, &mut |area: &Area| {
+    let is_read = maps.visit(range.start, range.end, &mut |area: &Area| {
         let piece = range.start.max(area.start)..range.end.min(area.end);
         if arena.is_at(area, piece.start) {
             if from < piece.start {
@@ -178,7 +181,7 @@ pub(super) fn compare(arena: &Arena, maps: &ProcessMap, range: &Range<u64>) -> C
     if from < range.end {
         gone.push(from..range.end);
     }
-    Comparison { shown, gone }
+    is_read.then_some(Comparison { shown, gone })
 }
 
 #[cfg(test)]
@@ -200,7 +203,7 @@ mod tests {
     #[test]
     fn a_region_over_one_page_of_many_touches_them() {
         let mut table = Table::new(0);
-        table.add_region(1, RegionSpan { owner: 1, start: 0x4800, length: 0x10 });
+        table.add_region(1, RegionSpan { owner: 1, start: 0x4800, length: 0x10, is_on_demand: false });
         assert!(table.is_touched(0x1000..0x5000) && table.is_touched(0x4000..0x9000));
         assert!(!table.is_touched(0x1000..0x4000) && !table.is_touched(0x5000..0x6000));
     }

@@ -10,10 +10,12 @@
 //! Each function does to the mappings in its range what its manual page says. Nothing that Rust
 //! code refers to lies there, or the call leaves its contents and rights as they are.
 use libc::{c_int, c_long, c_void};
+use std::ptr;
+use std::sync::atomic::AtomicU32;
 
 /// The kernel's answer as a pointer.
 fn pointer(answer: c_long) -> *mut c_void {
-    std::ptr::with_exposed_provenance_mut(answer as usize)
+    ptr::with_exposed_provenance_mut(answer as usize)
 }
 
 /// `mmap(2)`.
@@ -87,4 +89,30 @@ pub(crate) unsafe fn munlock(at: *mut c_void, bytes: usize) {
 pub(crate) fn thread_id() -> i32 {
     // SAFETY: takes nothing.
     unsafe { libc::syscall(libc::SYS_gettid) as i32 }
+}
+
+/// `getpid(2)`.
+pub(crate) fn process_id() -> i32 {
+    // SAFETY: takes nothing.
+    unsafe { libc::syscall(libc::SYS_getpid) as i32 }
+}
+
+/// Sleeps while the word has this value, unless it is woken.
+pub(crate) fn futex_wait(word: &AtomicU32, value: u32) {
+    let kind = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+    // SAFETY: the word lives during the call. Every return value means: look again.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), kind, value, ptr::null::<libc::timespec>()) };
+}
+
+fn futex_wake(word: &AtomicU32, count: c_int) {
+    // SAFETY: the word lives during the call.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG, count) };
+}
+
+pub(crate) fn futex_wake_one(word: &AtomicU32) {
+    futex_wake(word, 1);
+}
+
+pub(crate) fn futex_wake_all(word: &AtomicU32) {
+    futex_wake(word, c_int::MAX);
 }

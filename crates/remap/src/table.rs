@@ -3,23 +3,20 @@ use crate::borrowed::Borrowed;
 use crate::commands;
 use crate::first_stack::{self, AsidePages, is_first_stack};
 use crate::hints::{Hints, Line, Obstacle};
-use crate::page_moves::{self, MOVE_BYTES_MAX, PageMove};
+use crate::kept_descriptor::KeptDescriptor;
+use crate::objects;
+use crate::page_moves::{self, MOVE_BYTES_MAX, Moved, PageMove};
 use crate::process_map::{Area, FileId, ProcessMap};
 use crate::ranges::{NumberedRanges, PAGE_BYTES, RegionSpan, TouchCounts, without};
-use crate::stale::{ALL, Comparison, compare, outside};
-use crate::threads::is_window_possible;
-use freeflow_client::{Freeze, Handle, Session};
+use crate::stale::outside;
+use crate::threads::{is_window_possible, stack_in_use};
+use freeflow_client::{Freeze, Handle, OwnMapping, Session};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::{Range, RangeInclusive};
-use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, OnceLock};
 
-/// `off`: nothing is moved. For debugging.
+/// `off`: nothing is moved, for debugging. `whole`: whole pages of regions alone, at registration.
 const VARIABLE: &str = "FREEFLOW_REMAP";
-/// Arenas begin and end at multiples of this, bytes.
-const ARENA_BYTES: u64 = 16 << 20;
-/// Empty arenas that are kept for later, none larger than [`ARENA_BYTES`].
-const SPARE_COUNT_MAX: usize = 2;
 /// The kernel's own default of vm.max_map_count.
 const MAPPINGS_MAX: u64 = 65_530;
 /// A remapped range costs up to three areas of the process's map, and half of all are the program's
@@ -27,12 +24,11 @@ const MAPPINGS_MAX: u64 = 65_530;
 const MAPPINGS_SHARE: u64 = 6;
 /// Exclusive arenas of a process: each is one more segment for the router. All of one is copied
 /// when it is revoked, so none is larger than a move in one window.
-const EXCLUSIVE_ARENA_COUNT_MAX: usize = 512;
+pub(super) const EXCLUSIVE_ARENA_COUNT_MAX: usize = 512;
 /// Requests to share memory that wait at a time.
 const SHARE_REQUESTS_MAX: usize = 2 * EXCLUSIVE_ARENA_COUNT_MAX;
-/// Bytes around the stack pointer that are written while this library runs.
-const STACK_BELOW_BYTES: u64 = 256 << 10;
-const STACK_ABOVE_BYTES: u64 = 32 << 10;
+/// Areas that can't be moved and are known so: any others are found out again.
+const IMMOVABLE_COUNT_MAX: usize = 256;
 
 /// A segment that stands for a stretch of the process's addresses.
 pub(crate) struct Arena {
@@ -56,6 +52,8 @@ pub(crate) struct Arena {
     /// The program moved pages of it to other addresses, which could not be made private there. It
     /// is closed then.
     pub(super) is_shown_elsewhere: bool,
+    /// Without one its pages can't become private copies once the router is gone.
+    pub(super) descriptor: Option<KeptDescriptor>,
 }
 
 // SAFETY: the mirror belongs to no thread; what lies behind it is reached as raw bytes, under the
@@ -63,7 +61,7 @@ pub(crate) struct Arena {
 unsafe impl Send for Arena {}
 
 impl Arena {
-    fn stretch(&self) -> Range<u64> {
+    pub(super) fn stretch(&self) -> Range<u64> {
         self.base..self.base + self.stretch_bytes
     }
 
@@ -99,6 +97,18 @@ impl Arena {
         area.shared && self.file == area.file && area.offset + (address - area.start) == offset
     }
 
+    /// Some of its pages at the addresses that they belong to.
+    pub(super) fn piece(&self, range: &Range<u64>, protection: i32) -> PageMove {
+        let bytes = (range.end - range.start) as usize;
+        PageMove { target: range.start, mirror: self.mirror_of(range.start), bytes, protection, done: false }
+    }
+
+    /// Whether a piece is one of this arena.
+    pub(super) fn has_mirror_of(&self, piece: &PageMove) -> bool {
+        let start = self.mirror.addr();
+        (start..start + self.bytes as usize).contains(&piece.mirror.addr())
+    }
+
     /// The offset in the arena of a piece's beginning.
     pub(super) fn offset_of(&self, piece: &PageMove) -> u64 {
         piece.mirror.addr() as u64 - self.mirror.addr() as u64
@@ -119,6 +129,8 @@ pub(crate) struct Table {
     /// The generation of the process: a child of `fork` begins with an empty table.
     generation: u32,
     pub(super) touches: TouchCounts,
+    /// The same, without regions that are on demand: only pages that others touch lie in arenas.
+    pub(super) pins: TouchCounts,
     /// The same, of whole pages alone.
     pub(super) wholes: TouchCounts,
     /// How often each is registered.
@@ -127,23 +139,29 @@ pub(crate) struct Table {
     pub(super) owners: BTreeMap<usize, u64>,
     /// By the arena's number.
     pub(super) remapped: NumberedRanges,
+    /// Those that were moved while regions touched them: there may be more in them than regions.
+    pub(super) partial: NumberedRanges,
     pub(super) arenas: Vec<Arena>,
-    last_number: u32,
+    pub(super) last_number: u32,
     /// Pages of the first thread's stack that arenas show in their place.
-    aside_pages: AsidePages,
+    pub(super) aside_pages: AsidePages,
     /// Something is remapped that no region touches: it could not be taken back in time.
     pub(super) has_pending: bool,
     /// And some of that because the thread that tried it had it in its stack.
-    has_pending_stack: bool,
+    pub(super) has_pending_stack: bool,
     /// Private copies of an arena's pages ([`page_moves::make_private`]), and their files.
     pub(super) copies: NumberedRanges,
     pub(super) copied: Vec<Copied>,
     /// The sessions whose commands were asked for, and the threads that receive them.
-    commands: BTreeMap<u64, Option<Arc<commands::Task>>>,
+    commands: BTreeMap<u64, Option<Arc<OwnMapping<commands::Task>>>>,
     /// Memory that the program shares by a file of its own.
     pub(super) borrowed: Borrowed,
     /// Memory that shall be shared, by session, and how often that was asked for.
     share_requests: VecDeque<(u64, ShareRequest, u32)>,
+    /// Areas of the map that the kernel does not move: huge pages, sealed memory.
+    immovable: VecDeque<Area>,
+    /// Variables of loaded objects, in what is being shared.
+    pub(super) variables: Vec<Range<u64>>,
     pub(super) hints: Hints,
 }
 
@@ -170,9 +188,9 @@ pub(super) struct Copied {
 /// The exclusive arenas of one registration.
 pub(super) struct ExclusiveArenas {
     /// The end of all pages that are moved.
-    end: u64,
+    pub end: u64,
     /// The arena that was made last.
-    arena: Option<u32>,
+    pub arena: Option<u32>,
 }
 
 impl ExclusiveArenas {
@@ -201,6 +219,11 @@ pub(super) enum Pages {
 }
 
 impl Pages {
+    /// Whether partial pages may be among them.
+    fn are_partial(self) -> bool {
+        matches!(self, Self::Touched)
+    }
+
     /// The accesses that a move of these pages must keep out.
     fn freeze(self) -> Freeze {
         match self {
@@ -210,13 +233,30 @@ impl Pages {
     }
 }
 
-/// Whether anything is moved in this process.
-pub(crate) fn is_enabled() -> bool {
-    static ENABLED: OnceLock<bool> = OnceLock::new();
-    *ENABLED.get_or_init(|| std::env::var_os(VARIABLE).is_none_or(|value| value != "off"))
+/// The pages that are moved in this process.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Extent {
+    Nothing,
+    /// Those that a registration moves.
+    WholePages,
+    All,
 }
 
-fn runs_max() -> u64 {
+pub(crate) fn extent() -> Extent {
+    static EXTENT: OnceLock<Extent> = OnceLock::new();
+    *EXTENT.get_or_init(|| match std::env::var_os(VARIABLE) {
+        Some(value) if value == "off" => Extent::Nothing,
+        Some(value) if value == "whole" => Extent::WholePages,
+        _ => Extent::All,
+    })
+}
+
+/// Whether anything is moved in this process.
+pub(crate) fn is_enabled() -> bool {
+    extent() != Extent::Nothing
+}
+
+pub(super) fn runs_max() -> u64 {
     static MAX: OnceLock<u64> = OnceLock::new();
     *MAX.get_or_init(|| {
         let text = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
@@ -224,23 +264,8 @@ fn runs_max() -> u64 {
     })
 }
 
-/// The part of the stack that is written while this library runs: no page of it is moved.
-pub(super) fn stack_in_use() -> Range<u64> {
-    let here = 0_u8;
-    let here = (&raw const here).addr() as u64;
-    here.saturating_sub(STACK_BELOW_BYTES) & !(PAGE_BYTES - 1)..(here + STACK_ABOVE_BYTES) & !(PAGE_BYTES - 1)
-}
-
-/// Pages of many regions come into a shared arena, which must not be granted to a peer. The router
-/// grants no segment of which a part was taken back: so none of this one.
-fn keep_from_peers(session: &Session, arena: &Arena) -> bool {
-    let start = arena.mirror.addr() as u64;
-    let page = start..start + PAGE_BYTES;
-    session.map_part(arena.segment, 0, page.clone()).is_ok() && session.unmap_part(page).is_ok()
-}
-
 /// Longest move that begins at an address: pages of the first thread's stack go one by one.
-fn move_bytes_max(address: u64) -> u64 {
+pub(super) fn move_bytes_max(address: u64) -> u64 {
     if is_first_stack(address) { PAGE_BYTES } else { MOVE_BYTES_MAX }
 }
 
@@ -250,8 +275,8 @@ fn is_data(area: &Area) -> bool {
 }
 
 fn all_of(owner: usize) -> RangeInclusive<RegionSpan> {
-    let all = |bound| RegionSpan { owner, start: bound, length: bound };
-    all(0)..=all(u64::MAX)
+    let all = |bound, is_on_demand| RegionSpan { owner, start: bound, length: bound, is_on_demand };
+    all(0, false)..=all(u64::MAX, true)
 }
 
 pub(super) fn protection(area: &Area) -> i32 {
@@ -288,7 +313,10 @@ impl Table {
         self.owners.insert(region.owner, serial);
         *self.regions.entry(region).or_default() += 1;
         self.touches.add(region.touched_pages());
-        self.wholes.add(region.whole_pages());
+        if !region.is_on_demand {
+            self.pins.add(region.touched_pages());
+            self.wholes.add(region.whole_pages());
+        }
     }
 
     /// False: it was not there.
@@ -302,7 +330,10 @@ impl Table {
             }
         }
         self.touches.remove(region.touched_pages());
-        self.wholes.remove(region.whole_pages());
+        if !region.is_on_demand {
+            self.pins.remove(region.touched_pages());
+            self.wholes.remove(region.whole_pages());
+        }
         true
     }
 
@@ -353,7 +384,7 @@ impl Table {
         for range in free {
             for range in without(range, &stack) {
                 maps.visit(range.start, range.end, &mut |area| {
-                    if self.is_movable(session, area, range.start.max(area.start)) {
+                    if !self.is_immovable(area) && self.is_movable(session, area, range.start.max(area.start)) {
                         spots.push(range.start.max(area.start)..range.end.min(area.end));
                     }
                     true
@@ -387,10 +418,29 @@ impl Table {
         let is_match = match pages {
             Pages::Unknown => true,
             Pages::Copies(file) => !area.shared && area.file == file,
-            // Also initialised variables: private pages of a program's file; and the first stack.
-            Pages::Touched => return is_data(area) && !area.shared && !self.is_exposed(area),
+            // Also initialised variables, and the first stack.
+            Pages::Touched => return self.is_shareable(area, address),
         };
         is_match && self.is_movable(session, area, address)
+    }
+
+    /// Private memory that is anonymous, or is so to the program: copies of an arena's pages, and
+    /// variables of loaded objects. Pages of another file that the program throws away show that file
+    /// again.
+    fn is_shareable(&self, area: &Area, address: u64) -> bool {
+        let is_anonymous = area.file == FileId::default() || self.copied.iter().any(|copied| copied.file == area.file);
+        is_data(area)
+            && !area.shared
+            && !self.is_exposed(area)
+            && (is_anonymous || self.variables.iter().any(|segment| segment.contains(&address)))
+    }
+
+    /// Looks for loaded objects whose variables are at an address. Not in a freeze window.
+    pub(super) fn note_variables(&mut self, area: &Area, address: u64) {
+        let is_known = |segments: &[Range<u64>]| segments.iter().any(|segment| segment.contains(&address));
+        if is_data(area) && area.file != FileId::default() && !is_known(&self.variables) {
+            self.variables.extend(objects::writable_segment_at(address));
+        }
     }
 
     /// Copies that go into exclusive arenas again, by a command of their own.
@@ -416,8 +466,11 @@ impl Table {
             if own.is_none() {
                 *exclusive = None;
             }
-            let at = own.or_else(|| self.shared_arena_for(session, from..spot.end)).ok_or(Obstacle::NoSegment)?;
+            let at = own.or_else(|| self.shared_arena_for(session, maps, from..spot.end)).ok_or(Obstacle::NoSegment)?;
             let arena = &self.arenas[at];
+            if pages.are_partial() && arena.descriptor.is_none() {
+                return Err(Obstacle::NoSegment);
+            }
             let takes_aside = is_first_stack(from) && !self.aside_pages.contains_key(&from);
             let end = spot.end.min(arena.stretch().end).min(from + move_bytes_max(from));
             let bytes = (end - from) as usize;
@@ -430,15 +483,38 @@ impl Table {
                 let is_right = |area: &Area, address| self.may_move(session, pages, area, address);
                 page_moves::move_in(session, maps, &piece, pages.freeze(), None, &is_right)
             };
-            if !moved {
+            if moved != Moved::Done {
                 page_moves::punch(mirror, bytes);
                 self.tidy(session);
+                if moved == Moved::Never {
+                    self.note_immovable(maps, from);
+                }
                 return Err(Obstacle::NotMoved);
             }
             self.commit_move_in(session, at, from..end);
+            if matches!(pages, Pages::Touched) {
+                self.partial.remove(from..end);
+                self.partial.insert(from..end, 0);
+            }
             from = end;
         }
         Ok(())
+    }
+
+    /// The kernel does not move what is mapped there.
+    fn note_immovable(&mut self, maps: &ProcessMap, address: u64) {
+        maps.visit(address, address + 1, &mut |area| {
+            if self.immovable.len() >= IMMOVABLE_COUNT_MAX {
+                self.immovable.pop_front();
+            }
+            self.immovable.push_back(*area);
+            false
+        });
+    }
+
+    /// Whether such an area is known: not one that has changed since.
+    pub(super) fn is_immovable(&self, area: &Area) -> bool {
+        self.immovable.contains(area)
     }
 
     /// Records regions of pages that were remapped, and notifies the router.
@@ -449,6 +525,7 @@ impl Table {
                 old.remapped_bytes -= piece.end - piece.start;
                 page_moves::punch(old.mirror_of(piece.start), (piece.end - piece.start) as usize);
             }
+            self.partial.remove(piece.clone());
             self.remapped.remove(piece);
         }
         self.drop_copies(range.clone());
@@ -461,28 +538,6 @@ impl Table {
             // By the slow path, which sees the same bytes, and by nothing that was here before.
             let _ = session.unmap_part(range);
         }
-    }
-
-    /// The exclusive arena for the page at `from`; `None`: there are too many, or nothing is
-    /// granted here.
-    fn exclusive_arena_for(
-        &mut self,
-        session: &Arc<Session>,
-        from: u64,
-        exclusive: &mut ExclusiveArenas,
-    ) -> Option<usize> {
-        let current = self.arenas.iter().position(|arena| Some(arena.number) == exclusive.arena);
-        if current.is_some_and(|at| self.arenas[at].stretch().contains(&from)) {
-            return current;
-        }
-        if self.arenas.iter().filter(|arena| arena.is_exclusive).count() >= EXCLUSIVE_ARENA_COUNT_MAX
-            || !self.receives_commands(session)
-        {
-            return None;
-        }
-        let at = self.create_arena(session, from, exclusive.end.min(from + MOVE_BYTES_MAX) - from, true)?;
-        exclusive.arena = Some(self.arenas[at].number);
-        Some(at)
     }
 
     /// Whether the router's commands are carried out here, without which it grants nothing.
@@ -500,12 +555,12 @@ impl Table {
     }
 
     /// The thread that can move pages which the calling thread has in its stack, if there are any.
-    pub fn thread_for_stack(&self, session: &Session) -> Option<Arc<commands::Task>> {
+    pub fn thread_for_stack(&self, session: &Session) -> Option<Arc<OwnMapping<commands::Task>>> {
         self.has_pending_stack.then(|| self.command_thread(session.serial()).cloned())?
     }
 
     /// The thread that carries out a session's commands.
-    pub(super) fn command_thread(&self, serial: u64) -> Option<&Arc<commands::Task>> {
+    pub(super) fn command_thread(&self, serial: u64) -> Option<&Arc<OwnMapping<commands::Task>>> {
         self.commands.get(&serial)?.as_ref()
     }
 
@@ -534,235 +589,5 @@ impl Table {
     /// A hint that is to be written, without the lock.
     pub fn take_hint(&mut self) -> Option<Line> {
         self.hints.take_line()
-    }
-
-    /// The arena for many that has a place for the first of these pages; a new one if need be.
-    fn shared_arena_for(&mut self, session: &Session, range: Range<u64>) -> Option<usize> {
-        let serial = session.serial();
-        let (mut after, mut before) = (0, u64::MAX);
-        for (at, arena) in
-            self.arenas.iter().enumerate().filter(|(_, arena)| arena.serial == serial && !arena.is_exclusive)
-        {
-            if !arena.is_closed && arena.stretch().contains(&range.start) {
-                return Some(at);
-            }
-            if arena.remapped_bytes > 0 && !arena.is_closed {
-                let stretch = arena.stretch();
-                after = if stretch.end <= range.start { after.max(stretch.end) } else { after };
-                before = if stretch.start > range.start { before.min(stretch.start) } else { before };
-            }
-        }
-        let base = (range.start & !(ARENA_BYTES - 1)).max(after);
-        let bytes = range.end.min(before).next_multiple_of(ARENA_BYTES).min(before) - base;
-        // An empty arena may stand for other addresses.
-        let spare = |arena: &&mut Arena| {
-            let is_free = !arena.is_closed && !arena.is_exclusive && arena.remapped_bytes == 0;
-            arena.serial == serial && is_free && arena.bytes >= bytes
-        };
-        if let Some(arena) = self.arenas.iter_mut().find(spare) {
-            (arena.base, arena.stretch_bytes) = (base, arena.bytes.min(before - base));
-            let number = arena.number;
-            return self.arenas.iter().position(|arena| arena.number == number);
-        }
-        self.create_arena(session, base, bytes, false).or_else(|| {
-            // A limit may leave room for what is needed alone.
-            let bytes = range.end.min(range.start + MOVE_BYTES_MAX).min(before) - range.start;
-            self.create_arena(session, range.start, bytes, false)
-        })
-    }
-
-    fn create_arena(&mut self, session: &Session, base: u64, bytes: u64, is_exclusive: bool) -> Option<usize> {
-        let (segment, _, descriptor) = session.create_segment(bytes).ok()?;
-        let made = self.add_arena(session, segment, descriptor.as_fd(), base..base + bytes, is_exclusive);
-        let Some(at) = made else {
-            let _ = session.destroy_segment(segment);
-            return None;
-        };
-        // Whether commands come or not: peers' rights to some of it are not others' to all of
-        // it.
-        if !is_exclusive && !keep_from_peers(session, &self.arenas[at]) {
-            self.arenas[at].is_closed = true;
-            self.tidy(session);
-            return None;
-        }
-        Some(at)
-    }
-
-    /// Maps a segment for the library's own use, as the arena of these addresses.
-    pub(super) fn add_arena(
-        &mut self,
-        session: &Session,
-        segment: Handle,
-        descriptor: BorrowedFd<'_>,
-        stretch: Range<u64>,
-        is_exclusive: bool,
-    ) -> Option<usize> {
-        let bytes = stretch.end - stretch.start;
-        let mirror = page_moves::map_mirror(descriptor, bytes as usize)?;
-        let address = mirror.addr() as u64;
-        let mut file = None;
-        if let Some(maps) = ProcessMap::open() {
-            maps.visit(address, address + 1, &mut |area| {
-                file = Some(area.file);
-                false
-            });
-        }
-        let Some(file) = file else {
-            // SAFETY: mapped just now.
-            unsafe { page_moves::unmap_mirror(mirror, bytes as usize) };
-            return None;
-        };
-        self.last_number += 1;
-        self.arenas.push(Arena {
-            number: self.last_number,
-            serial: session.serial(),
-            segment,
-            base: stretch.start,
-            stretch_bytes: bytes,
-            bytes,
-            mirror,
-            file,
-            remapped_bytes: 0,
-            is_closed: false,
-            is_exclusive,
-            is_shown_elsewhere: false,
-        });
-        Some(self.arenas.len() - 1)
-    }
-
-    // ---- out of arenas
-
-    /// Takes back what is remapped of these pages and touched by no region any more.
-    pub fn move_out(&mut self, session: &Session, pages: Range<u64>) {
-        let mut found = Vec::new();
-        for (range, number) in self.remapped.within(pages.clone()) {
-            found.extend(self.touches.untouched(range).into_iter().map(|range| (range, number)));
-        }
-        let copies = self.exposed_copies(pages);
-        if found.is_empty() && copies.is_empty() {
-            return;
-        }
-        let Some(maps) = ProcessMap::open() else {
-            self.has_pending = true;
-            return;
-        };
-        for (range, number) in found {
-            self.move_out_range(session, &maps, range, number, Freeze::Threads);
-        }
-        for (range, number) in copies {
-            if self.restore_copies(session, &maps, range.clone(), number) {
-                // Nothing is left there that could be shared again for peers.
-                let _ = session.unmap_part(range);
-            } else {
-                self.has_pending = true;
-            }
-        }
-        drop(maps);
-        self.tidy(session);
-    }
-
-    /// `freeze`: the accesses that must be kept out, which are the router's too if regions touch
-    /// these pages.
-    pub(super) fn move_out_range(
-        &mut self,
-        session: &Session,
-        maps: &ProcessMap,
-        range: Range<u64>,
-        number: u32,
-        freeze: Freeze,
-    ) {
-        let Some(at) = self.arenas.iter().position(|arena| arena.number == number) else { return };
-        let arena = &self.arenas[at];
-        let is_ours = arena.serial == session.serial();
-        let Comparison { shown, gone } = compare(arena, maps, &range);
-        if is_ours && session.unmap_part(range.clone()).is_err() {
-            self.has_pending = true;
-            return;
-        }
-        let stack = stack_in_use();
-        for (piece, protection) in shown {
-            if piece.start < stack.end && stack.start < piece.end {
-                (self.has_pending, self.has_pending_stack) = (true, true);
-                continue;
-            }
-            let mut from = piece.start;
-            while from < piece.end {
-                let is_aside = self.aside_pages.contains_key(&from);
-                let end = piece.end.min(from + move_bytes_max(from));
-                let mirror = self.arenas[at].mirror_of(from);
-                let one = PageMove { target: from, mirror, bytes: (end - from) as usize, protection, done: false };
-                let arena = &self.arenas[at];
-                let moved = if is_aside {
-                    first_stack::move_out(&mut self.aside_pages, session, maps, &one, freeze, &arena.is_shown())
-                } else {
-                    page_moves::move_out(session, maps, &mut [one], freeze, &arena.is_shown())
-                };
-                if moved || self.leave_private_copy(session, maps, at, &one) {
-                    self.remapped.remove(from..end);
-                    self.arenas[at].remapped_bytes -= end - from;
-                    page_moves::punch(mirror, one.bytes);
-                } else {
-                    self.has_pending = true;
-                }
-                from = end;
-            }
-        }
-        for piece in gone {
-            self.forget(session, maps, &piece, number);
-        }
-    }
-
-    /// The threads can't be frozen: private copies, which cost an area of the map each.
-    fn leave_private_copy(&mut self, session: &Session, maps: &ProcessMap, at: usize, piece: &PageMove) -> bool {
-        let arena = &self.arenas[at];
-        if arena.serial != session.serial() || (self.remapped.len() + self.copies.len()) as u64 >= 2 * runs_max() {
-            return false;
-        }
-        let Ok(descriptor) = session.reopen_segment(arena.segment) else { return false };
-        // It waited for the router: the program may have taken the pages away meanwhile.
-        if !page_moves::is_all(maps, piece, &|area, address| arena.is_shown()(piece, area, address)) {
-            return false;
-        }
-        if !page_moves::make_private(piece, descriptor.as_fd(), piece.target - arena.base) {
-            return false;
-        }
-        let is_exposed = arena.is_exclusive;
-        self.note_copy(at, piece, is_exposed);
-        // Taken back once threads can be frozen.
-        self.has_pending |= is_exposed;
-        true
-    }
-
-    /// Tries once more what could not be taken back.
-    pub fn retry_pending(&mut self, session: &Session) {
-        if self.has_pending && is_window_possible() {
-            (self.has_pending, self.has_pending_stack) = (false, false);
-            self.move_out(session, ALL);
-            self.retry_moved(session);
-        }
-    }
-
-    /// Gives back arenas in which nothing is remapped, but for a few.
-    pub fn tidy(&mut self, session: &Session) {
-        let mut spares = 0;
-        let mut at = 0;
-        while at < self.arenas.len() {
-            let arena = &self.arenas[at];
-            let is_ours = arena.serial == session.serial() && !session.is_dead();
-            let is_useful = is_ours && !arena.is_closed && !arena.is_exclusive;
-            let is_shown = arena.remapped_bytes > 0 || arena.is_shown_elsewhere;
-            let keep = is_shown || (is_useful && arena.bytes <= ARENA_BYTES && spares < SPARE_COUNT_MAX);
-            if keep {
-                spares += usize::from(!is_shown);
-                at += 1;
-                continue;
-            }
-            let arena = self.arenas.swap_remove(at);
-            // SAFETY: nothing is remapped, so nothing is copied from or to it any more.
-            unsafe { arena.unmap() };
-            if is_ours {
-                let _ = session.destroy_segment(arena.segment);
-            }
-        }
     }
 }

@@ -173,8 +173,8 @@ fn make_set(epoll: c_int) -> Option<Arc<Held>> {
 /// Whether the kernel has an epoll set there.
 fn is_epoll(fd: c_int) -> bool {
     const NAME: &[u8] = b"anon_inode:[eventpoll]";
-    let mut path = [0_u8; 32];
-    if write!(&mut path[..], "/proc/self/fd/{fd}\0").is_err() {
+    let mut path = [0_u8; 40];
+    if write!(&mut path[..], "/proc/thread-self/fd/{fd}\0").is_err() {
         return false;
     }
     let mut target = [0_u8; NAME.len() + 1];

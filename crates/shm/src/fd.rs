@@ -159,7 +159,7 @@ fn with_address(path: &Path, f: impl FnOnce(&SocketAddrUnix) -> Result<(), Errno
             };
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
             let directory = rustix::fs::open(parent, flags, Mode::empty())?;
-            let short = Path::new("/proc/self/fd").join(directory.as_raw_fd().to_string()).join(name);
+            let short = Path::new("/proc/thread-self/fd").join(directory.as_raw_fd().to_string()).join(name);
             Ok(f(&SocketAddrUnix::new(&short)?)?)
         }
         Err(error) => Err(error.into()),
@@ -269,11 +269,20 @@ pub fn peer_closed(fd: impl AsFd) -> bool {
     }
 }
 
+/// Whether there is something to read, or there never will be, by then.
+pub fn readable_within(fd: impl AsFd, at_most: Duration) -> bool {
+    let at_most = Timespec { tv_sec: at_most.as_secs() as i64, tv_nsec: at_most.subsec_nanos().into() };
+    ready_within(fd.as_fd(), PollFlags::IN, at_most).map_or(true, |events| !events.is_empty())
+}
+
 /// poll(2) without waiting.
 fn ready_now(fd: BorrowedFd<'_>, events: PollFlags) -> io::Result<PollFlags> {
+    ready_within(fd, events, Timespec { tv_sec: 0, tv_nsec: 0 })
+}
+
+fn ready_within(fd: BorrowedFd<'_>, events: PollFlags, at_most: Timespec) -> io::Result<PollFlags> {
     let mut polled = [PollFd::from_borrowed_fd(fd, events)];
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    retry_on_intr(|| rustix::event::poll(&mut polled, Some(&now)))?;
+    retry_on_intr(|| rustix::event::poll(&mut polled, Some(&at_most)))?;
     Ok(polled[0].revents())
 }
 

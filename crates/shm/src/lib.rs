@@ -60,6 +60,8 @@ mod missing;
 #[cfg(not(loom))]
 mod own;
 #[cfg(not(loom))]
+mod own_mapping;
+#[cfg(not(loom))]
 mod request_ring;
 #[cfg(not(loom))]
 mod room;
@@ -77,6 +79,8 @@ mod signals;
 mod sys;
 #[cfg(not(loom))]
 mod tally;
+#[cfg(not(loom))]
+mod undisturbed;
 #[cfg(not(loom))]
 mod view;
 
@@ -101,6 +105,8 @@ pub use missing::refuses_missing_pages;
 #[cfg(not(loom))]
 pub use own::{OwnMemory, OwnRange};
 #[cfg(not(loom))]
+pub use own_mapping::OwnMapping;
+#[cfg(not(loom))]
 pub use request_ring::{RequestConsumer, RequestProducer, SendDescriptor, Take};
 #[cfg(not(loom))]
 pub use room::Room;
@@ -122,3 +128,5 @@ pub use sys::{
 };
 #[cfg(not(loom))]
 pub use tally::Tally;
+#[cfg(not(loom))]
+pub use undisturbed::{Uncancelled, Undisturbed};
