@@ -30,6 +30,7 @@ pub mod limits;
 pub mod memory;
 pub mod neighbours;
 pub mod perftest;
+pub mod programs;
 pub mod qos;
 pub mod report;
 pub mod results;

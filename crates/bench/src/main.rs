@@ -5,7 +5,9 @@ use freeflow_bench::limits::{self, Effort, Limit};
 use freeflow_bench::report::{Report, idle_table, limits_table, machine, measured_table, perftest_table};
 use freeflow_bench::suite::{Pair, Plan, idle};
 use freeflow_bench::verbs::{Job, Memory, Operation, Traffic, agent};
-use freeflow_bench::{cm, direct, instructions, memory, neighbours, perftest, qos, results, sys, wire, workers};
+use freeflow_bench::{
+    cm, direct, instructions, memory, neighbours, perftest, programs, qos, results, sys, wire, workers,
+};
 use std::env;
 use std::fs;
 use std::io;
@@ -21,8 +23,8 @@ usage: freeflow-bench [options]
                                 instructions of each call of the data path, beside those in a table (scripts/instructions)
 
   --quick            about six minutes instead of half an hour; fewer sizes, shorter runs
-  --only LIST        of limits, latency, bandwidth, idle, perftest, memory, workers, direct, wire, cm, qos, neighbours (default: all;
-                     the ratios of latency and bandwidth need limits; direct, wire, cm and qos have their own)
+  --only LIST        of limits, latency, bandwidth, idle, perftest, memory, workers, direct, wire, cm, programs, qos,
+                     neighbours (default: all; the ratios of latency and bandwidth need limits; direct, wire, cm and qos have their own)
   --tables TEXT      of direct, wire, cm and qos, only tables with this in their title: streams, trips, loss, flows ...
   --modes LIST       of fastpath, lowcpu, adaptive (default: all)
   --freeflow PATH    the freeflow program (default: dist/bin/freeflow)
@@ -47,7 +49,7 @@ struct Options {
     results: Option<PathBuf>,
 }
 
-const PARTS: [&str; 12] = [
+const PARTS: [&str; 13] = [
     "limits",
     "latency",
     "bandwidth",
@@ -58,6 +60,7 @@ const PARTS: [&str; 12] = [
     "direct",
     "wire",
     "cm",
+    "programs",
     "qos",
     "neighbours",
 ];
@@ -226,6 +229,11 @@ fn measure_parts(options: &Options, report: &mut Report) -> io::Result<()> {
         if let Err(error) = cm::measure(freeflow, effort, tables, journal, &mut report.cm) {
             journal.fail(format!("cm: {error}"));
         }
+    }
+    if options.part("programs")
+        && let Err(error) = programs::measure(freeflow, options.quick, journal, &mut report.programs)
+    {
+        journal.fail(format!("programs: {error}"));
     }
     if options.part("qos") {
         let effort = if options.quick { qos::Effort::QUICK } else { qos::Effort::FULL };

@@ -42,6 +42,7 @@ pub struct Report {
     pub wire: Vec<wire::Series>,
     pub direct: Vec<direct::Series>,
     pub cm: Vec<cm::Series>,
+    pub programs: Vec<cm::Series>,
     pub qos: Vec<qos::Series>,
     pub neighbours: Vec<Neighbour>,
     pub costs: Costs,
@@ -88,7 +89,7 @@ impl Report {
             });
         }
         list.extend(self.direct.iter().filter_map(direct::Series::expectation));
-        list.extend(self.cm.iter().filter_map(cm::Series::expectation));
+        list.extend(self.cm.iter().chain(&self.programs).filter_map(cm::Series::expectation));
         list.extend(self.qos.iter().filter_map(qos::Series::expectation));
         list.extend(self.neighbours.iter().flat_map(Neighbour::expectations));
         list.extend(self.costs.expectations());
@@ -139,7 +140,7 @@ impl Report {
             "limits": self.limits.list.iter().map(Limit::to_json).collect::<Vec<_>>(),
             "measured": self.measured, "idle": self.idle, "perftest": self.perftest,
             "registrations": self.registrations, "footprints": self.footprints, "wire": self.wire,
-            "direct": self.direct, "cm": self.cm, "qos": self.qos, "neighbours": self.neighbours, "costs": self.costs, "workers": self.workers,
+            "direct": self.direct, "cm": self.cm, "programs": self.programs, "qos": self.qos, "neighbours": self.neighbours, "costs": self.costs, "workers": self.workers,
             "expectations": expectations, "failures": self.journal.failures,
         })
     }
@@ -148,6 +149,7 @@ impl Report {
     pub fn plots(&self) -> Vec<Plot> {
         let mut plots = direct::plots(&self.direct);
         plots.extend(cm::plots(&self.cm));
+        plots.extend(cm::plots(&self.programs));
         plots.extend(qos::plots(&self.qos));
         plots.extend(self.costs.plots());
         for traffic in [Traffic::Latency, Traffic::Bandwidth] {

@@ -122,7 +122,7 @@ const TABLES: [Figures; 3] =
 const PLACES: [Where; 2] = [Where::SameHost, Where::OtherHost];
 
 fn wanted(what: &str, place: Where, unit: &'static str, limit: Option<&'static str>) -> Wanted {
-    Wanted { what: format!("{what}, {}", place.name()), unit, limit, bound: None }
+    Wanted { part: "cm", what: format!("{what}, {}", place.name()), unit, limit, bound: None }
 }
 
 fn bounded(place: Where, at: Where, floor: f64, aim: f64) -> Option<Bound> {

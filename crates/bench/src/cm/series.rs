@@ -19,6 +19,8 @@ impl Bound {
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Wanted {
+    /// Of the bench.
+    pub part: &'static str,
     pub what: String,
     /// Of the figure and of what stands beside it.
     pub unit: &'static str,
@@ -60,7 +62,7 @@ impl Series {
         let less = bound.less_is_better();
         let against = self.wanted.limit.map_or_else(|| self.wanted.unit.to_owned(), |limit| format!("times {limit}"));
         Some(Expectation {
-            what: format!("cm: {}, {against}", self.wanted.what),
+            what: format!("{}: {}, {against}", self.wanted.part, self.wanted.what),
             value: self.judged()?,
             at_least: (!less).then_some(bound.floor),
             at_most: less.then_some(bound.floor),
@@ -156,7 +158,7 @@ mod tests {
 
     fn example(limit: Option<&'static str>, bound: Option<(f64, f64)>, runs: &[(f64, Option<f64>)]) -> Series {
         let bound = bound.map(|(floor, aim)| Bound { floor, aim });
-        let wanted = Wanted { what: format!("figure beside {limit:?}"), unit: "u", limit, bound };
+        let wanted = Wanted { part: "cm", what: format!("figure beside {limit:?}"), unit: "u", limit, bound };
         let run = |&(value, limit): &(f64, Option<f64>)| Run { value, limit, p10: value, p99: value };
         Series { runs: runs.iter().map(run).collect(), ..Series::new("table", wanted) }
     }
