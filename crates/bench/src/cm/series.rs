@@ -131,7 +131,11 @@ pub fn plots(series: &[Series]) -> Vec<Plot> {
             None => one.wanted.unit.to_owned(),
         };
         let unit = if one.wanted.limit.is_some() { String::new() } else { format!(", {}", one.wanted.unit) };
-        let title = format!("Connection management: {}{unit}", one.table);
+        let title = format!(
+            "{}: {}{unit}",
+            if one.wanted.part == "cm" { "Connection management" } else { "Programs" },
+            one.table
+        );
         if plots.last().is_none_or(|plot| plot.title != title) {
             plots.push(Plot { title, axis, rows: Vec::new() });
         }
