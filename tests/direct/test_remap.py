@@ -31,9 +31,9 @@ EDGES = ("edges", "edges-shared", "edges-fleeting", "edges-writers", "edges-sign
 BESIDE = ("edges-lowest", "edges-on-demand", "edges-file", "edges-leader", "edges-immovable", "edges-unstoppable",
           "edges-foreign", "edges-uring", "edges-data-limit", "edges-far")
 FORKS = ("forks-busy", "forks-grandchild", "forks-beside", "forks-handler", "forks-cancelled", "forks-scattered")
-# Memory that the program shares by a file of its own; the last one is about the router's mapping of it.
+# Memory that the program shares by a file of its own; the last two are about the router's mapping of it.
 BORROWED = ("borrowed", "borrowed-not", "borrowed-changes", "borrowed-renewed", "borrowed-processes", "borrowed-swapped", "borrowed-storm",
-            *(("borrowed-freed",) if ATTACHMENT == "local" else ()))
+            *(("borrowed-freed", "borrowed-atomics") if ATTACHMENT == "local" else ()))
 # Of these, all bytes but those of ordinary partial pages go by segments; gigabytes would go by the slow path.
 WHOLLY_BORROWED = ("borrowed", "borrowed-processes")
 SLOW_BYTES_MAX = 2 << 20

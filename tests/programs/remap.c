@@ -235,7 +235,7 @@ static const struct {
     {"borrowed-renewed", case_borrowed_renewed}, {"borrowed-freed", case_borrowed_freed},
     {"borrowed-faults", case_borrowed_faults},
     {"borrowed-processes", case_borrowed_processes}, {"borrowed-swapped", case_borrowed_swapped},
-    {"borrowed-storm", case_borrowed_storm},
+    {"borrowed-storm", case_borrowed_storm}, {"borrowed-atomics", case_borrowed_atomics},
 };
 
 static struct ibv_device **devices;

@@ -157,4 +157,5 @@ void case_borrowed_faults(void);
 void case_borrowed_processes(void);
 void case_borrowed_swapped(void);
 void case_borrowed_storm(void);
+void case_borrowed_atomics(void);
 #endif

@@ -464,6 +464,71 @@ void case_borrowed_processes(void) {
     munmap(peer, BYTES);
 }
 
+// ---- atomics
+
+enum { ADDITIONS = 100000, IN_FLIGHT = 4 };
+
+struct adder {
+    struct ibv_mr *mr;
+    uint8_t *at;
+};
+
+// Adds one again and again, with several requests under way.
+static void *add_on(void *argument) {
+    const struct adder *adder = argument;
+    struct ibv_cq *own_cq = ibv_create_cq(context, 16, NULL, NULL, 0);
+    struct ibv_qp_init_attr init = {.send_cq = own_cq, .recv_cq = own_cq, .qp_type = IBV_QPT_RC,
+                                    .cap = {.max_send_wr = 16, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1}};
+    need(own_cq != NULL);
+    struct ibv_qp *one = ibv_create_qp(pd, &init), *other = ibv_create_qp(pd, &init);
+    need(one && other);
+    connect_qp(one, other->qp_num);
+    connect_qp(other, one->qp_num);
+    uint64_t *result = (uint64_t *)private_pages(4096, 1);
+    struct ibv_mr *local = reg(result, 4096);
+    for (unsigned posted = 0, done = 0; done < ADDITIONS;) {
+        struct ibv_sge sge = {(uintptr_t)result, 8, local->lkey};
+        struct ibv_send_wr *bad, wr = {.sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
+                                       .send_flags = IBV_SEND_SIGNALED,
+                                       .wr.atomic = {.remote_addr = (uintptr_t)adder->at, .compare_add = 1,
+                                                     .rkey = adder->mr->rkey}};
+        for (; posted < ADDITIONS && posted - done < IN_FLIGHT; posted++) need(ibv_post_send(one, &wr, &bad) == 0);
+        struct ibv_wc wc[IN_FLIGHT];
+        int count = ibv_poll_cq(own_cq, IN_FLIGHT, wc);
+        need(count >= 0);
+        for (int i = 0; i < count; i++) need(wc[i].status == IBV_WC_SUCCESS);
+        done += (unsigned)count;
+        if (!count) sched_yield();
+    }
+    dereg(local);
+    munmap(result, 4096);
+    need(!ibv_destroy_qp(one) && !ibv_destroy_qp(other) && !ibv_destroy_cq(own_cq));
+    return NULL;
+}
+
+// One word of a file that lies at two addresses, of which the router maps one and takes the slow path to the other.
+void case_borrowed_atomics(void) {
+    int file = memfd_create("atomics", MFD_CLOEXEC);
+    need(file >= 0 && ftruncate(file, BYTES) == 0);
+    struct adder adders[2];
+    for (int i = 0; i < 2; i++) {
+        adders[i].at = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+        need(adders[i].at != MAP_FAILED);
+        memset(adders[i].at, 0, BYTES);
+        adders[i].mr = ibv_reg_mr(pd, adders[i].at, BYTES, ALL_ACCESS | (i ? IBV_ACCESS_ON_DEMAND : 0));
+        need(adders[i].mr != NULL);
+    }
+    pthread_t threads[2];
+    for (int i = 0; i < 2; i++) need(pthread_create(&threads[i], NULL, add_on, &adders[i]) == 0);
+    for (int i = 0; i < 2; i++) need(pthread_join(threads[i], NULL) == 0);
+    need(*(volatile uint64_t *)adders[0].at == 2 * ADDITIONS);
+    for (int i = 0; i < 2; i++) {
+        dereg(adders[i].mr);
+        munmap(adders[i].at, BYTES);
+    }
+    close(file);
+}
+
 // ---- enemies
 
 static _Atomic bool is_over;

@@ -476,10 +476,12 @@ impl Ports {
         let Some(session) = self.sessions.get(at.session) else { return AtomicOutcome::Fault };
         let piece = session.memory.piece_of(&at, at.address, 8);
         let (memory, address, by_slow_path): (Arc<dyn TenantMemory>, u64, bool) = match piece.reach {
-            // By the copier: the page is missing, or its vNIC avoided; or memory became shared
-            // while it reads and writes these bytes for an earlier atomic, after that one.
+            // By the copier: the page is missing, or its vNIC avoided; or it reads and writes these
+            // bytes for an earlier atomic, after that one.
             Reach::Shared { segment, offset } => {
-                let at_copier = avoided || self.is_atomic_at_copier(at);
+                let place = session.memory.place(at.address);
+                let is_borrowed = place.is_some_and(|place| place.origin.lease.is_borrowed());
+                let at_copier = avoided || self.is_atomic_at_copier(at, is_borrowed.then_some(session.vnic));
                 match if at_copier { Err(AccessError::Missing) } else { atomic_on(segment, offset, operation) } {
                     Ok(before) if !segment.poisoned() => return AtomicOutcome::Done(before),
                     Err(AccessError::Missing) => {}
@@ -508,13 +510,15 @@ impl Ports {
         AtomicOutcome::Pending
     }
 
-    /// Whether a copier does an atomic operation by the slow path on some of these bytes. At the switch-over
-    /// only.
-    fn is_atomic_at_copier(&self, at: Span) -> bool {
+    /// Whether a copier does an atomic operation by the slow path on some of these bytes. Of a process' own
+    /// memory only while it becomes shared. A file of the process' own may lie at other addresses and in other
+    /// processes, too: any such operation of its vNIC may be on it (`borrowed_of`).
+    fn is_atomic_at_copier(&self, at: Span, borrowed_of: Option<VnicId>) -> bool {
         self.transfers.slow_path_atomic_count > 0
             && self.transfers.transfers.iter().any(|(_, transfer)| {
                 let same = |span: &Span| span.session == at.session && span.address.abs_diff(at.address) < 8;
-                matches!(transfer.stage, Stage::Atomic { by_slow_path: true }) && transfer.to.iter().any(same)
+                matches!(transfer.stage, Stage::Atomic { by_slow_path: true })
+                    && (borrowed_of == Some(transfer.copier) || transfer.to.iter().any(same))
             })
     }
 
