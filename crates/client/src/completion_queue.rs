@@ -255,6 +255,11 @@ impl CompletionQueue {
         inner.reported = inner.ring.published();
         inner.early_reported = true;
         self.inbox.note_reported();
+        for rings in &inner.active {
+            if let Some(incoming) = lock(&rings.incoming).as_mut() {
+                incoming.note_reported();
+            }
+        }
     }
 
     /// Makes room for `cqe` entries at least; what is in the queue stays.
@@ -567,9 +572,10 @@ impl Inner {
         if !solicited_only && self.inbox.has_unreported() {
             return true;
         }
-        let is_ready =
-            |rings: &Arc<Rings>| lock(&rings.incoming).as_ref().is_some_and(|incoming| incoming.is_ready(doorbell));
-        if self.active.iter().any(is_ready) {
+        let has_unreported = |rings: &Arc<Rings>| {
+            lock(&rings.incoming).as_ref().is_some_and(|incoming| incoming.has_unreported(doorbell))
+        };
+        if self.active.iter().any(has_unreported) {
             return true;
         }
         let mut position = self.ring.position();

@@ -12,7 +12,7 @@ use crate::promises::{PROMISED_MAX, SGES_MAX};
 use crate::regions::Cache;
 use crate::rings::Rings;
 use crate::session::Session;
-use crate::shared_receives::{SharedReceives, TakenReceive};
+use crate::shared_receives::{Promisee, SharedReceives, TakenReceive};
 use freeflow_protocol::library::{Handle, Request};
 use freeflow_shm::layout::direct_ring;
 use freeflow_shm::{CreditList, DirectRingReceiver, OwnMemory, OwnRange, Staged, monotonic_ns};
@@ -21,7 +21,7 @@ use freeflow_verbs::{
     SGE_COUNT_MAX, Sge,
 };
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// Messages of a direct ring that are still taken once its end is noticed, however long that takes:
 /// their senders saw success. A full ring, and as many again for what a sender puts there in that
@@ -46,6 +46,9 @@ pub(crate) struct Incoming {
     keys: Cache,
     /// Polls of its CQ when it last brought something.
     active_at: u64,
+    /// Messages before this number of the ring were there when an event was taken, which reported
+    /// them.
+    reported: u32,
     shared: Option<Box<Shared>>,
 }
 
@@ -59,6 +62,8 @@ struct Receive<'a> {
 /// Of a queue pair that uses an SRQ.
 struct Shared {
     srq: Arc<SharedReceives>,
+    /// Its queue pair.
+    own: Weak<dyn Promisee>,
     /// How many further messages are promised RECVs.
     left: u32,
     /// The ring is polled: these count.
@@ -72,9 +77,10 @@ struct Shared {
 }
 
 impl Shared {
-    fn new(srq: &Arc<SharedReceives>) -> Box<Self> {
+    fn new(srq: &Arc<SharedReceives>, own: Weak<dyn Promisee>) -> Box<Self> {
         let receive = TakenReceive { wr_id: 0, sges: [Sge::default(); SGE_COUNT_MAX], sge_count: 0 };
-        Box::new(Self { srq: srq.clone(), left: 0, is_polled: false, all_of: None, receive, held: VecDeque::new() })
+        let (srq, held) = (srq.clone(), VecDeque::new());
+        Box::new(Self { srq, own, left: 0, is_polled: false, all_of: None, receive, held })
     }
 
     fn set_polled(&mut self, is_polled: bool) {
@@ -129,7 +135,7 @@ impl Incoming {
         let direct_rings_closed = lock(&rings.receive).ring.direct_rings_closed();
         let (next, srq) = (rings.next_receive(), rings.srq());
         let shared = match (is_shared, srq) {
-            (true, Some(srq)) => Some(Shared::new(srq)),
+            (true, Some((srq, own))) => Some(Shared::new(srq, own)),
             (false, None) => None,
             _ => return None,
         };
@@ -149,6 +155,7 @@ impl Incoming {
             close_drain,
             keys,
             active_at: 0,
+            reported: 0,
             shared,
         })
     }
@@ -199,15 +206,33 @@ impl Incoming {
         self.receiver.want_notifications(wants);
     }
 
-    /// Whether a message can be taken. One that waits for a RECV of an SRQ rings this doorbell when
-    /// one is posted.
-    pub fn is_ready(&self, doorbell: u32) -> bool {
+    /// An event was taken: it reports all messages that are there now.
+    pub fn note_reported(&mut self) {
+        let mut number = self.unreported();
+        while number.wrapping_sub(self.receiver.taken()) < direct_ring::DESCRIPTOR_COUNT
+            && self.receiver.is_published(number)
+        {
+            number = number.wrapping_add(1);
+        }
+        self.reported = number;
+    }
+
+    /// The first message that no event reported.
+    fn unreported(&self) -> u32 {
+        let taken = self.receiver.taken();
+        if self.reported.wrapping_sub(taken).cast_signed() > 0 { self.reported } else { taken }
+    }
+
+    /// Whether a message can be taken, and there is one that no event reported. One that waits for a
+    /// RECV of an SRQ rings this doorbell when one is posted.
+    pub fn has_unreported(&self, doorbell: u32) -> bool {
         if self.has_turn() {
             return true;
         }
         !self.is_broken
             && self.receiver.peek().is_some_and(|message| message.msn == self.next)
             && self.shared.as_ref().is_none_or(|shared| shared.srq.has_receive_or_rings(doorbell))
+            && self.receiver.is_published(self.unreported())
     }
 
     /// Nothing is in it.
@@ -243,7 +268,7 @@ impl Incoming {
     fn promise(&mut self) {
         let Some(shared) = self.shared.as_mut().filter(|shared| shared.is_polled) else { return };
         let posted = shared.srq.posted();
-        let share = shared.srq.promise(shared.left);
+        let share = shared.srq.promise(shared.left, &shared.own);
         shared.all_of = share.is_all.then_some(posted);
         shared.left += share.count;
         if shared.left > 0 {
@@ -345,6 +370,8 @@ impl Incoming {
     /// Takes the next RECV of the SRQ for the next message. False: there is none, or the ring ends.
     fn takes_receive(&mut self, shared: &mut Shared, rings: &Rings) -> bool {
         if !shared.srq.has_receive() {
+            // It completes once one is posted: an event from before says nothing of that.
+            self.reported = self.receiver.taken();
             return false;
         }
         let mut receive = lock(&rings.receive);

@@ -7,7 +7,7 @@ use crate::posting_order::PostingOrder;
 use crate::promises::SGES_MAX;
 use crate::regions::Cache;
 use crate::session::{NotificationListener, Session};
-use crate::shared_receives::SharedReceives;
+use crate::shared_receives::{Promisee, SharedReceives};
 use freeflow_protocol::library::Handle;
 use freeflow_shm::layout::QueueShape;
 use freeflow_shm::{CreditWriter, RequestProducer, Segment};
@@ -189,8 +189,9 @@ impl Rings {
         self.handle
     }
 
-    pub fn srq(&self) -> Option<&Arc<SharedReceives>> {
-        self.srq.as_ref()
+    /// The SRQ that it uses, and itself as that knows it.
+    pub fn srq(&self) -> Option<(&Arc<SharedReceives>, Weak<dyn Promisee>)> {
+        self.srq.as_ref().map(|srq| (srq, self.own.clone() as Weak<dyn Promisee>))
     }
 
     /// The RECV that is next, by whichever way; or the message that takes one.
@@ -246,6 +247,14 @@ impl Rings {
         receive.ring.reset();
         (receive.credits, receive.ring_messages) = (None, 0);
         self.receive_done.store(0, Ordering::Release);
+    }
+}
+
+impl Promisee for Rings {
+    fn renew_promise(&self) {
+        if let Some(incoming) = lock(&self.incoming).as_mut() {
+            incoming.renew_promise();
+        }
     }
 }
 

@@ -12,8 +12,8 @@ use freeflow_protocol::library::Handle;
 use freeflow_shm::RequestProducer;
 use freeflow_verbs::{SGE_COUNT_MAX, Sge, VerbsError};
 use std::fmt;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 pub(crate) struct SharedReceives {
     session: Arc<Session>,
@@ -25,6 +25,14 @@ pub(crate) struct SharedReceives {
     completed: Arc<CompletedCount>,
     /// As `Requests::posted`, for a look without the lock.
     posted: AtomicU32,
+    /// As whether `Requests::short` has any, for a look without the lock.
+    has_short: AtomicBool,
+}
+
+/// A queue pair whose direct ring is promised RECVs.
+pub(crate) trait Promisee: Send + Sync {
+    /// More may be there.
+    fn renew_promise(&self);
 }
 
 /// A RECV that was taken for a message of a direct ring.
@@ -46,6 +54,8 @@ struct Requests {
     posted: u32,
     promises: Promises,
     keys: Cache,
+    /// Those that there was not enough for.
+    short: Vec<Weak<dyn Promisee>>,
     /// Doorbells of armed CQs to which a message that waits for a RECV would come.
     waiting: Vec<u32>,
     limit: Limit,
@@ -63,9 +73,11 @@ struct Limit {
 impl SharedReceives {
     pub fn new(session: &Arc<Session>, pd: Handle, cookie: u32, count_max: u32, ring: RequestProducer) -> Arc<Self> {
         let (promises, keys, limit) = (Promises::default(), Cache::default(), Limit::default());
-        let requests = Mutex::new(Requests { ring, posted: 0, promises, keys, waiting: Vec::new(), limit });
+        let requests =
+            Mutex::new(Requests { ring, posted: 0, promises, keys, short: Vec::new(), waiting: Vec::new(), limit });
         let (session, posted) = (session.clone(), AtomicU32::new(0));
-        Arc::new(Self { session, pd, cookie, count_max, requests, completed: Arc::default(), posted })
+        let (completed, has_short) = (Arc::default(), AtomicBool::new(false));
+        Arc::new(Self { session, pd, cookie, count_max, requests, completed, posted, has_short })
     }
 
     pub fn completed(&self) -> &Arc<CompletedCount> {
@@ -89,7 +101,7 @@ impl SharedReceives {
     pub fn begin(&self) -> Result<Posts<'_>, VerbsError> {
         let requests = lock(&self.requests);
         self.session.live()?;
-        Ok(Posts { receives: self, requests, posted: false })
+        Ok(Posts { receives: self, requests, posted: false, _renewal: Renewal(self) })
     }
 
     // ---- what messages of direct rings take
@@ -111,13 +123,20 @@ impl SharedReceives {
         if is_polled { promises.add_ring(left) } else { promises.remove_ring(left) }
     }
 
-    /// Promises more RECVs to a polled ring that so many are left to.
-    pub fn promise(&self, left: u32) -> Share {
-        let Requests { ring, promises, keys, .. } = &mut *lock(&self.requests);
+    /// Promises more RECVs to a polled ring that so many are left to. If there are not enough,
+    /// `promisee` hears of the next post.
+    pub fn promise(&self, left: u32, promisee: &Weak<dyn Promisee>) -> Share {
+        let Requests { ring, promises, keys, short, .. } = &mut *lock(&self.requests);
         let room = |sges: &[Sge]| {
             if sges.len() > SGES_MAX { None } else { self.session.regions.room(keys, sges, self.pd) }
         };
-        promises.promise(ring, left, room)
+        let share = promises.promise(ring, left, room);
+        if share.is_all && !short.iter().any(|other| other.ptr_eq(promisee)) {
+            short.push(promisee.clone());
+            // Relaxed: a post that misses it is followed by others.
+            self.has_short.store(true, Ordering::Relaxed);
+        }
+        share
     }
 
     /// Takes the next RECV for a message. `is_promised`: by its ring, which is polled.
@@ -135,6 +154,22 @@ impl SharedReceives {
             self.session.ring(self.cookie);
         }
         true
+    }
+
+    /// After a post, without the lock.
+    fn renew_promises(&self) {
+        // Relaxed: as above.
+        if !self.has_short.load(Ordering::Relaxed) {
+            return;
+        }
+        let short = {
+            let mut requests = lock(&self.requests);
+            self.has_short.store(false, Ordering::Relaxed);
+            std::mem::take(&mut requests.short)
+        };
+        for promisee in short.iter().filter_map(Weak::upgrade) {
+            promisee.renew_promise();
+        }
     }
 
     pub fn has_receive(&self) -> bool {
@@ -158,6 +193,17 @@ pub(crate) struct Posts<'a> {
     receives: &'a SharedReceives,
     requests: MutexGuard<'a, Requests>,
     posted: bool,
+    /// Dropped after the lock.
+    _renewal: Renewal<'a>,
+}
+
+/// Dropping it renews the promises that were short.
+struct Renewal<'a>(&'a SharedReceives);
+
+impl Drop for Renewal<'_> {
+    fn drop(&mut self) {
+        self.0.renew_promises();
+    }
 }
 
 impl Posts<'_> {

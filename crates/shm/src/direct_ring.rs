@@ -293,6 +293,14 @@ impl DirectRingReceiver {
         })
     }
 
+    /// Whether the message of this number, free-running from 0, is published: of one that was not
+    /// taken.
+    pub fn is_published(&self, number: u32) -> bool {
+        // Acquire; partner: the Release store in `publish`.
+        let head = self.segment.u64(descriptor_at(number) + descriptor::LENGTH).load(Ordering::Acquire);
+        (head >> 32) as u32 == number.wrapping_add(1)
+    }
+
     /// Copies the payload of the message that `peek` gave to these ranges, as far as they reach.
     #[inline]
     pub fn copy_out(&self, own: OwnMemory, message: &Staged, to: impl Iterator<Item = OwnRange>) {
