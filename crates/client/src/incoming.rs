@@ -8,8 +8,8 @@
 //! the next RECV when it is polled ([`Shared`]).
 use crate::direct_ring::map_direct_ring;
 use crate::lock;
-use crate::promises::{PROMISED_MAX, SGES_MAX};
-use crate::regions::Cache;
+use crate::promises::PROMISED_MAX;
+use crate::regions::{Cache, SGES_MAX};
 use crate::rings::Rings;
 use crate::session::Session;
 use crate::shared_receives::{Promisee, SharedReceives, TakenReceive};
@@ -68,8 +68,8 @@ struct Shared {
     left: u32,
     /// The ring is polled: these count.
     is_polled: bool,
-    /// The SRQ had no more to promise when it had been posted so many.
-    all_of: Option<u32>,
+    /// The SRQ had no more to promise, and says so once it has.
+    is_short: bool,
     /// The RECV of the message in hand.
     receive: TakenReceive,
     /// Completions that the router gave while an older message waited for a RECV in the ring.
@@ -80,13 +80,13 @@ impl Shared {
     fn new(srq: &Arc<SharedReceives>, own: Weak<dyn Promisee>) -> Box<Self> {
         let receive = TakenReceive { wr_id: 0, sges: [Sge::default(); SGE_COUNT_MAX], sge_count: 0 };
         let (srq, held) = (srq.clone(), VecDeque::new());
-        Box::new(Self { srq, own, left: 0, is_polled: false, all_of: None, receive, held })
+        Box::new(Self { srq, own, left: 0, is_polled: false, is_short: false, receive, held })
     }
 
     fn set_polled(&mut self, is_polled: bool) {
         if std::mem::replace(&mut self.is_polled, is_polled) != is_polled {
             self.srq.count_ring(is_polled, self.left);
-            self.all_of = None;
+            self.is_short = false;
         }
     }
 
@@ -259,17 +259,24 @@ impl Incoming {
     pub fn renew_promise(&mut self) {
         if let Some(shared) = &mut self.shared
             && shared.left <= PROMISED_MAX / 2
-            && shared.all_of != Some(shared.srq.posted())
+            && !shared.is_short
         {
             self.promise();
         }
     }
 
+    /// RECVs were posted after there had not been enough.
+    pub fn note_receives(&mut self) {
+        if let Some(shared) = &mut self.shared {
+            shared.is_short = false;
+        }
+        self.renew_promise();
+    }
+
     fn promise(&mut self) {
         let Some(shared) = self.shared.as_mut().filter(|shared| shared.is_polled) else { return };
-        let posted = shared.srq.posted();
         let share = shared.srq.promise(shared.left, &shared.own);
-        shared.all_of = share.is_all.then_some(posted);
+        shared.is_short = share.is_all;
         shared.left += share.count;
         if shared.left > 0 {
             self.receiver.promise(self.receiver.taken().wrapping_add(shared.left), share.room);
@@ -369,13 +376,10 @@ impl Incoming {
 
     /// Takes the next RECV of the SRQ for the next message. False: there is none, or the ring ends.
     fn takes_receive(&mut self, shared: &mut Shared, rings: &Rings) -> bool {
-        if !shared.srq.has_receive() {
-            // It completes once one is posted: an event from before says nothing of that.
-            self.reported = self.receiver.taken();
-            return false;
-        }
         let mut receive = lock(&rings.receive);
-        if receive.ring.direct_rings_closed() != self.direct_rings_closed && !self.close_drain.takes_another() {
+        let is_closed = receive.ring.direct_rings_closed() != self.direct_rings_closed;
+        // One that waits for a RECV does not count.
+        if is_closed && shared.srq.has_receive() && !self.close_drain.takes_another() {
             self.is_broken = true;
             return false;
         }
@@ -384,6 +388,8 @@ impl Incoming {
         let taken = shared.take();
         if !taken {
             receive.count_ring_messages(-1);
+            // It completes once one is posted: an event from before says nothing of that.
+            self.reported = self.receiver.taken();
         }
         taken
     }

@@ -9,11 +9,9 @@
 //! Invariant: what polled rings are promised, the SRQ has, as long as the router takes nothing. If
 //! it does, a message may have to wait in its ring for the next post. So a RECV that is there is
 //! never withheld from who needs it.
+use crate::regions::SGES_MAX;
 use freeflow_shm::RequestProducer;
 use freeflow_verbs::Sge;
-
-/// Entries of a RECV that takes messages by a direct ring.
-pub(crate) const SGES_MAX: usize = 4;
 
 /// Most messages that a ring is promised RECVs for.
 pub(crate) const PROMISED_MAX: u32 = 64;

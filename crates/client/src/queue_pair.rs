@@ -515,7 +515,7 @@ impl ReceiveBatch<'_> {
         let position = self.side.ring.publish_receive(wr_id, sges);
         let ReceiveSide { credits, keys, .. } = &mut *self.side;
         if let Some(credits) = credits {
-            credits.publish(position, self.rings.room(&self.qp.session, keys, sges));
+            credits.publish(position, self.qp.session.regions.room(keys, sges, self.rings.pd));
         }
         self.posted = true;
         Ok(())

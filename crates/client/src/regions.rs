@@ -10,6 +10,8 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
+/// Entries of a RECV that takes messages by a direct ring.
+pub(crate) const SGES_MAX: usize = 4;
 /// Entries of a cache, a power of two.
 const CACHED: usize = 4;
 
@@ -94,9 +96,12 @@ impl Regions {
         region.resolve(sge, pd, needed)
     }
 
-    /// How many bytes a RECV with these SGEs takes, if each lies in a region that is known here.
+    /// How many bytes a RECV takes by a direct ring; `None`: the router must deliver to it.
     #[inline(always)] // into a post of the usual one SGE
     pub fn room(&self, cache: &mut Cache, sges: &[Sge], pd: Handle) -> Option<u32> {
+        if sges.len() > SGES_MAX {
+            return None;
+        }
         let mut room = 0_u32;
         for sge in sges.iter().filter(|sge| sge.length > 0) {
             self.resolve(cache, sge, pd, Access::LOCAL_WRITE)?;

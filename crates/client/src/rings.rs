@@ -4,8 +4,7 @@ use crate::incoming::Incoming;
 use crate::lock;
 use crate::outgoing::Outgoing;
 use crate::posting_order::PostingOrder;
-use crate::promises::SGES_MAX;
-use crate::regions::Cache;
+use crate::regions::{Cache, SGES_MAX};
 use crate::session::{NotificationListener, Session};
 use crate::shared_receives::{Promisee, SharedReceives};
 use freeflow_protocol::library::Handle;
@@ -208,17 +207,11 @@ impl Rings {
         while position != side.ring.position() {
             let mut sges = [Sge::default(); SGES_MAX + 1];
             let count = side.ring.receive_at(position, &mut sges);
-            let room = self.room(session, &mut side.keys, &sges[..count]);
+            let room = session.regions.room(&mut side.keys, &sges[..count], self.pd);
             credits.publish(position, room);
             position = position.wrapping_add(1);
         }
         side.credits = Some(credits);
-    }
-
-    /// How many bytes a RECV takes by a direct ring; `None`: the router must deliver to it.
-    #[inline]
-    pub fn room(&self, session: &Session, keys: &mut Cache, sges: &[Sge]) -> Option<u32> {
-        if sges.len() > SGES_MAX { None } else { session.regions.room(keys, sges, self.pd) }
     }
 
     /// The oldest unfinished send request: position and work request id.
@@ -253,7 +246,7 @@ impl Rings {
 impl Promisee for Rings {
     fn renew_promise(&self) {
         if let Some(incoming) = lock(&self.incoming).as_mut() {
-            incoming.renew_promise();
+            incoming.note_receives();
         }
     }
 }

@@ -4,7 +4,7 @@
 //! takes it. So the slots only bound what is *not taken*, and the count of outstanding requests
 //! bounds that: requests may complete in any order, through any CQ.
 use crate::lock;
-use crate::promises::{Promises, SGES_MAX, Share};
+use crate::promises::{Promises, Share};
 use crate::regions::Cache;
 use crate::registry::CompletedCount;
 use crate::session::Session;
@@ -12,7 +12,6 @@ use freeflow_protocol::library::Handle;
 use freeflow_shm::RequestProducer;
 use freeflow_verbs::{SGE_COUNT_MAX, Sge, VerbsError};
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 pub(crate) struct SharedReceives {
@@ -23,15 +22,11 @@ pub(crate) struct SharedReceives {
     count_max: u32,
     requests: Mutex<Requests>,
     completed: Arc<CompletedCount>,
-    /// As `Requests::posted`, for a look without the lock.
-    posted: AtomicU32,
-    /// As whether `Requests::short` has any, for a look without the lock.
-    has_short: AtomicBool,
 }
 
 /// A queue pair whose direct ring is promised RECVs.
 pub(crate) trait Promisee: Send + Sync {
-    /// More may be there.
+    /// RECVs were posted after there had not been enough.
     fn renew_promise(&self);
 }
 
@@ -49,9 +44,8 @@ impl fmt::Debug for SharedReceives {
 }
 
 struct Requests {
+    /// Its position is the free-running count of requests posted.
     ring: RequestProducer,
-    /// Free-running count of requests posted.
-    posted: u32,
     promises: Promises,
     keys: Cache,
     /// Those that there was not enough for.
@@ -73,11 +67,9 @@ struct Limit {
 impl SharedReceives {
     pub fn new(session: &Arc<Session>, pd: Handle, cookie: u32, count_max: u32, ring: RequestProducer) -> Arc<Self> {
         let (promises, keys, limit) = (Promises::default(), Cache::default(), Limit::default());
-        let requests =
-            Mutex::new(Requests { ring, posted: 0, promises, keys, short: Vec::new(), waiting: Vec::new(), limit });
-        let (session, posted) = (session.clone(), AtomicU32::new(0));
-        let (completed, has_short) = (Arc::default(), AtomicBool::new(false));
-        Arc::new(Self { session, pd, cookie, count_max, requests, completed, posted, has_short })
+        let requests = Requests { ring, promises, keys, short: Vec::new(), waiting: Vec::new(), limit };
+        let (session, requests) = (session.clone(), Mutex::new(requests));
+        Arc::new(Self { session, pd, cookie, count_max, requests, completed: Arc::default() })
     }
 
     pub fn completed(&self) -> &Arc<CompletedCount> {
@@ -101,17 +93,10 @@ impl SharedReceives {
     pub fn begin(&self) -> Result<Posts<'_>, VerbsError> {
         let requests = lock(&self.requests);
         self.session.live()?;
-        Ok(Posts { receives: self, requests, posted: false, _renewal: Renewal(self) })
+        Ok(Posts { receives: self, requests, posted: false, renewal: Renewal::default() })
     }
 
     // ---- what messages of direct rings take
-
-    /// Whether RECVs were posted since it was this number.
-    #[inline]
-    pub fn posted(&self) -> u32 {
-        // Relaxed: who sees an old number looks again at the next poll.
-        self.posted.load(Ordering::Relaxed)
-    }
 
     pub fn pd(&self) -> Handle {
         self.pd
@@ -127,14 +112,9 @@ impl SharedReceives {
     /// `promisee` hears of the next post.
     pub fn promise(&self, left: u32, promisee: &Weak<dyn Promisee>) -> Share {
         let Requests { ring, promises, keys, short, .. } = &mut *lock(&self.requests);
-        let room = |sges: &[Sge]| {
-            if sges.len() > SGES_MAX { None } else { self.session.regions.room(keys, sges, self.pd) }
-        };
-        let share = promises.promise(ring, left, room);
+        let share = promises.promise(ring, left, |sges| self.session.regions.room(keys, sges, self.pd));
         if share.is_all && !short.iter().any(|other| other.ptr_eq(promisee)) {
             short.push(promisee.clone());
-            // Relaxed: a post that misses it is followed by others.
-            self.has_short.store(true, Ordering::Relaxed);
         }
         share
     }
@@ -154,22 +134,6 @@ impl SharedReceives {
             self.session.ring(self.cookie);
         }
         true
-    }
-
-    /// After a post, without the lock.
-    fn renew_promises(&self) {
-        // Relaxed: as above.
-        if !self.has_short.load(Ordering::Relaxed) {
-            return;
-        }
-        let short = {
-            let mut requests = lock(&self.requests);
-            self.has_short.store(false, Ordering::Relaxed);
-            std::mem::take(&mut requests.short)
-        };
-        for promisee in short.iter().filter_map(Weak::upgrade) {
-            promisee.renew_promise();
-        }
     }
 
     pub fn has_receive(&self) -> bool {
@@ -194,15 +158,16 @@ pub(crate) struct Posts<'a> {
     requests: MutexGuard<'a, Requests>,
     posted: bool,
     /// Dropped after the lock.
-    _renewal: Renewal<'a>,
+    renewal: Renewal,
 }
 
-/// Dropping it renews the promises that were short.
-struct Renewal<'a>(&'a SharedReceives);
+/// Dropping it renews promises that were short.
+#[derive(Default)]
+struct Renewal(Vec<Weak<dyn Promisee>>);
 
-impl Drop for Renewal<'_> {
+impl Drop for Renewal {
     fn drop(&mut self) {
-        self.0.renew_promises();
+        self.0.iter().filter_map(Weak::upgrade).for_each(|promisee| promisee.renew_promise());
     }
 }
 
@@ -212,11 +177,10 @@ impl Posts<'_> {
     pub fn push(&mut self, wr_id: u64, sges: &[Sge]) -> Result<(), VerbsError> {
         // Acquire: pairs with `add_one`.
         let completed = self.receives.completed.get();
-        if self.requests.posted.wrapping_sub(completed) >= self.receives.count_max {
+        if self.requests.ring.position().wrapping_sub(completed) >= self.receives.count_max {
             return Err(VerbsError::NoMemory);
         }
         self.requests.ring.publish_receive(wr_id, sges);
-        self.requests.posted = self.requests.posted.wrapping_add(1);
         self.posted = true;
         Ok(())
     }
@@ -227,9 +191,8 @@ impl Drop for Posts<'_> {
         if !self.posted {
             return;
         }
-        // Relaxed: see its load.
-        self.receives.posted.store(self.requests.posted, Ordering::Relaxed);
-        let Requests { ring, promises, waiting, limit, .. } = &mut *self.requests;
+        let Requests { ring, promises, short, waiting, limit, .. } = &mut *self.requests;
+        self.renewal.0 = std::mem::take(short);
         if limit.is_told && promises.untaken(ring) >= limit.limit {
             limit.is_told = false;
         }
