@@ -64,7 +64,10 @@ pub use event_pipe::{EventOutcome, EventPipe, EventRead, event_of};
 pub use freeflow_protocol::library::{EVENT_BYTES, Handle, PASS_BYTES};
 pub use freeflow_shm::fd::Doorbell;
 pub use freeflow_shm::revocation::{Awaited, RevokeCommands};
-pub use freeflow_shm::{CallLock, OwnMapping, OwnMemory, SendDescriptor, Uncancelled, Undisturbed};
+pub use freeflow_shm::{
+    Area, CallLock, FileId, Lines, OwnMapping, OwnMemory, SendDescriptor, Uncancelled, Undisturbed, Unreadable,
+    file_system_of, query_area,
+};
 pub use memory::MemoryRegion;
 pub use queue_pair::{QpParameters, QueuePair, ReceiveBatch, SendBatch, check_send};
 pub use registry::Tag;

@@ -1,7 +1,7 @@
 //! Making arenas and giving them back: which segment stands for which addresses.
 use crate::kept_descriptor::{KeptDescriptor, kept_count_max};
 use crate::page_moves::{self, MOVE_BYTES_MAX};
-use crate::process_map::ProcessMap;
+use crate::process_map::{Area, ProcessMap};
 use crate::ranges::PAGE_BYTES;
 use crate::table::{Arena, EXCLUSIVE_ARENA_COUNT_MAX, ExclusiveArenas, Table};
 use freeflow_client::{Handle, Session};
@@ -100,12 +100,8 @@ impl Table {
             return ARENA_BYTES;
         }
         let start = address & !(ARENA_BYTES - 1);
-        let mut is_large = false;
-        maps.visit(address, address + 1, &mut |area| {
-            is_large = area.start <= start && start + ARENA_BYTES <= area.end;
-            false
-        });
-        if is_large { ARENA_BYTES } else { SMALL_ARENA_BYTES }
+        let covers = |area: Area| area.start <= start && start + ARENA_BYTES <= area.end;
+        if maps.area_at(address).is_some_and(covers) { ARENA_BYTES } else { SMALL_ARENA_BYTES }
     }
 
     fn create_arena(&mut self, session: &Session, base: u64, bytes: u64, is_exclusive: bool) -> Option<usize> {
@@ -137,14 +133,8 @@ impl Table {
         let bytes = stretch.end - stretch.start;
         let mirror = page_moves::map_mirror(descriptor, bytes as usize)?;
         let address = mirror.addr() as u64;
-        let mut file = None;
-        if let Some(maps) = ProcessMap::open() {
-            maps.visit(address, address + 1, &mut |area| {
-                file = Some(area.file);
-                false
-            });
-        }
-        let Some(file) = file else {
+        let area = ProcessMap::open().and_then(|maps| maps.area_at(address));
+        let Some(Area { file, .. }) = area else {
             // SAFETY: mapped just now.
             unsafe { page_moves::unmap_mirror(mirror, bytes as usize) };
             return None;

@@ -12,7 +12,7 @@
 //! Invariant: a borrowed segment that no region touches is given up before the deregistration returns.
 use crate::process_map::{Area, FileId, ProcessMap};
 use crate::ranges::{NumberedRanges, TouchCounts, without};
-use freeflow_client::{Handle, Session};
+use freeflow_client::{Handle, Session, file_system_of};
 use freeflow_verbs::VerbsError;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -98,7 +98,7 @@ impl Borrowed {
 
     fn is_on_memory(&mut self, device: (u32, u32)) -> bool {
         *self.devices.entry(device).or_insert_with(|| {
-            let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+            let mounts = std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap_or_default();
             is_memory(device, &mounts)
         })
     }
@@ -245,16 +245,10 @@ impl Borrowed {
     }
 }
 
-/// Whether a device's files are the kernel's memory, by the text of `/proc/self/mountinfo`. The mounts of memfds, of
-/// System V and of anonymous memory are the kernel's own, and not there.
+/// Whether a device's files are the kernel's memory, by the text of `/proc/thread-self/mountinfo`. The mounts of
+/// memfds, of System V and of anonymous memory are the kernel's own, and not there.
 fn is_memory(device: (u32, u32), mounts: &str) -> bool {
-    let name = format!("{}:{}", device.0, device.1);
-    let mut lines = mounts.lines().filter(|line| line.split(' ').nth(2) == Some(&*name));
-    let kind = |line: &str| line.split_once(" - ").and_then(|(_, rest)| rest.split(' ').next().map(str::to_owned));
-    match lines.next() {
-        None => device.0 == 0,
-        Some(line) => kind(line).is_some_and(|kind| kind == FILE_SYSTEM),
-    }
+    file_system_of(device, mounts).map_or(device.0 == 0, |kind| kind == FILE_SYSTEM)
 }
 
 /// The pieces of a range that show something else than the segment.

@@ -220,12 +220,7 @@ mod tests {
     }
 
     fn area_at(maps: &ProcessMap, address: *mut u8) -> Area {
-        let mut found = None;
-        maps.visit(address.addr() as u64, address.addr() as u64 + 1, &mut |area| {
-            found = Some(*area);
-            false
-        });
-        found.unwrap()
+        maps.area_at(address.addr() as u64).unwrap()
     }
 
     /// A table with one arena, all of whose pages are remapped, and filled with 7.

@@ -1,61 +1,12 @@
 //! The process's own map of memory, area by area: by the kernel's query where it has one (Linux
 //! 6.11), else by reading the text. Nothing here allocates, so that a child of `fork` may use it.
+use freeflow_client::{Lines, Unreadable, query_area};
 use std::os::fd::RawFd;
 
-/// `struct procmap_query` of `linux/fs.h`.
-#[repr(C)]
-#[derive(Default)]
-struct ProcmapQuery {
-    size: u64,
-    query_flags: u64,
-    query_addr: u64,
-    vma_start: u64,
-    vma_end: u64,
-    vma_flags: u64,
-    vma_page_size: u64,
-    vma_offset: u64,
-    inode: u64,
-    dev_major: u32,
-    dev_minor: u32,
-    vma_name_size: u32,
-    build_id_size: u32,
-    vma_name_addr: u64,
-    build_id_addr: u64,
-}
-
-const _: () = assert!(size_of::<ProcmapQuery>() == 104);
-
-/// `_IOWR('f', 17, struct procmap_query)`.
-const PROCMAP_QUERY: u64 = 0xc000_6611 | ((size_of::<ProcmapQuery>() as u64) << 16);
-const READABLE: u64 = 1;
-const WRITABLE: u64 = 2;
-const EXECUTABLE: u64 = 4;
-const SHARED: u64 = 8;
-/// The area that covers the address, or else the next one.
-const COVERING_OR_NEXT: u64 = 16;
+pub(crate) use freeflow_client::{Area, FileId};
 
 /// The longest name that is asked for.
 const NAME_BYTES_MAX: usize = 4096;
-
-/// The file behind an area; zeroes for none.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct FileId {
-    pub device: (u32, u32),
-    pub inode: u64,
-}
-
-/// One area of the map.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Area {
-    pub start: u64,
-    pub end: u64,
-    pub offset: u64,
-    pub file: FileId,
-    pub readable: bool,
-    pub writable: bool,
-    pub executable: bool,
-    pub shared: bool,
-}
 
 /// `/proc/thread-self/maps`, open: `/proc/self` is the first thread's, and empty once that has ended.
 pub struct ProcessMap {
@@ -75,8 +26,7 @@ impl ProcessMap {
             return None;
         }
         let mut maps = Self { descriptor, has_query: true };
-        let mut query = ProcmapQuery { query_flags: COVERING_OR_NEXT, ..Default::default() };
-        maps.has_query = maps.query(&mut query);
+        maps.has_query = query_area(descriptor, 0, true, &mut []).is_ok();
         let mut shows_any = maps.has_query;
         if !shows_any {
             let is_read = maps.visit(0, u64::MAX, &mut |_| {
@@ -100,12 +50,6 @@ impl ProcessMap {
         self.has_query
     }
 
-    fn query(&self, query: &mut ProcmapQuery) -> bool {
-        query.size = size_of::<ProcmapQuery>() as u64;
-        // SAFETY: the kernel reads and writes the struct, whose size it is given.
-        unsafe { libc::ioctl(self.descriptor, PROCMAP_QUERY, query) == 0 }
-    }
-
     /// Shows the areas that touch `from..to`, ascending, until `visit` says false. Their ends are
     /// not cut. False: the map could not be read, and nothing follows from an area that was not shown.
     pub(crate) fn visit(&self, from: u64, to: u64, visit: &mut dyn FnMut(&Area) -> bool) -> bool {
@@ -114,16 +58,26 @@ impl ProcessMap {
         }
         let mut at = from;
         while at < to {
-            let mut query = ProcmapQuery { query_addr: at, query_flags: COVERING_OR_NEXT, ..Default::default() };
-            if !self.query(&mut query) {
-                return std::io::Error::last_os_error().raw_os_error() == Some(libc::ENOENT);
-            }
-            if query.vma_start >= to || !visit(&Area::of(&query)) {
+            let area = match query_area(self.descriptor, at, true, &mut []) {
+                Ok(answer) => answer.area,
+                Err(error) => return error.raw_os_error() == Some(libc::ENOENT),
+            };
+            if area.start >= to || !visit(&area) {
                 return true;
             }
-            at = query.vma_end;
+            at = area.end;
         }
         true
+    }
+
+    /// The area that covers an address. `None`, too, if the map could not be read.
+    pub(crate) fn area_at(&self, address: u64) -> Option<Area> {
+        let mut found = None;
+        self.visit(address, address + 1, &mut |area| {
+            found = Some(*area);
+            false
+        });
+        found
     }
 
     /// The area that covers an address, and the size of its pages in bytes, or 0 where the kernel does
@@ -132,24 +86,18 @@ impl ProcessMap {
         if !self.has_query {
             return Some((self.named_by_text(address, name)?, 0));
         }
-        let mut query = ProcmapQuery { query_addr: address, ..Default::default() };
         let mut all = [0_u8; NAME_BYTES_MAX];
-        (query.vma_name_addr, query.vma_name_size) = (all.as_mut_ptr().expose_provenance() as u64, all.len() as u32);
-        if !self.query(&mut query) {
-            // A longer one is no name of the kernel's own.
-            query = ProcmapQuery { query_addr: address, ..Default::default() };
-            if !self.query(&mut query) {
-                return None;
-            }
-        }
-        let length = name.len().min(query.vma_name_size as usize);
+        let ask = |name: &mut [u8]| query_area(self.descriptor, address, false, name);
+        // A longer one is no name of the kernel's own.
+        let answer = ask(&mut all).or_else(|_| ask(&mut [])).ok()?;
+        let length = name.len().min(answer.name_bytes);
         name[..length].copy_from_slice(&all[..length]);
-        Some((Area::of(&query), query.vma_page_size))
+        Some((answer.area, answer.page_bytes))
     }
 
     fn named_by_text(&self, address: u64, name: &mut [u8]) -> Option<Area> {
-        let mut lines = Lines { descriptor: self.descriptor, buffer: [0; 4096], filled: 0, next: 0, position: 0 };
-        let mut line = [0; 160];
+        let mut lines = Lines::new(self.descriptor);
+        let mut line = [0; Lines::BYTES_MAX];
         while let Some(length) = lines.next(&mut line).unwrap_or(None) {
             let Some(area) = Area::parse(&line[..length]).filter(|area| area.end > address) else { continue };
             let start = line[..length].iter().position(|&byte| byte == b'/').unwrap_or(length);
@@ -162,8 +110,8 @@ impl ProcessMap {
     }
 
     fn visit_text(&self, from: u64, to: u64, visit: &mut dyn FnMut(&Area) -> bool) -> bool {
-        let mut lines = Lines { descriptor: self.descriptor, buffer: [0; 4096], filled: 0, next: 0, position: 0 };
-        let mut line = [0; 160];
+        let mut lines = Lines::new(self.descriptor);
+        let mut line = [0; Lines::BYTES_MAX];
         loop {
             let length = match lines.next(&mut line) {
                 Ok(Some(length)) => length,
@@ -185,84 +133,6 @@ impl Drop for ProcessMap {
     fn drop(&mut self) {
         // SAFETY: opened by `open`, and nobody else's.
         unsafe { libc::close(self.descriptor) };
-    }
-}
-
-impl Area {
-    fn of(query: &ProcmapQuery) -> Self {
-        let has = |flag| query.vma_flags & flag != 0;
-        Self {
-            start: query.vma_start,
-            end: query.vma_end,
-            offset: query.vma_offset,
-            file: FileId { device: (query.dev_major, query.dev_minor), inode: query.inode },
-            readable: has(READABLE),
-            writable: has(WRITABLE),
-            executable: has(EXECUTABLE),
-            shared: has(SHARED),
-        }
-    }
-
-    /// `7f0000000000-7f0000001000 rw-s 00000000 00:01 1024 /memfd:x (deleted)`; what follows the
-    /// inode may be cut off.
-    fn parse(line: &[u8]) -> Option<Self> {
-        let text = line.utf8_chunks().next()?.valid();
-        let mut words = text.split_ascii_whitespace();
-        let (start, end) = words.next()?.split_once('-')?;
-        let rights = words.next()?.as_bytes();
-        let offset = words.next()?;
-        let (major, minor) = words.next()?.split_once(':')?;
-        let hex = |digits: &str| u64::from_str_radix(digits, 16).ok();
-        Some(Self {
-            start: hex(start)?,
-            end: hex(end)?,
-            offset: hex(offset)?,
-            file: FileId { device: (hex(major)? as u32, hex(minor)? as u32), inode: words.next()?.parse().ok()? },
-            readable: rights.first() == Some(&b'r'),
-            writable: rights.get(1) == Some(&b'w'),
-            executable: rights.get(2) == Some(&b'x'),
-            shared: rights.get(3) == Some(&b's'),
-        })
-    }
-}
-
-/// The map could not be read.
-struct Unreadable;
-
-/// The lines of a file, read without allocating.
-struct Lines {
-    descriptor: RawFd,
-    buffer: [u8; 4096],
-    filled: usize,
-    next: usize,
-    position: i64,
-}
-
-impl Lines {
-    /// Puts the next line, or as much of it as fits, into `line`; gives how much that is.
-    fn next(&mut self, line: &mut [u8]) -> Result<Option<usize>, Unreadable> {
-        let mut length = 0;
-        loop {
-            if self.next == self.filled {
-                let (into, bytes) = (self.buffer.as_mut_ptr(), self.buffer.len());
-                // SAFETY: the buffer is ours to write, for so many bytes.
-                let count = unsafe { libc::pread(self.descriptor, into.cast(), bytes, self.position) };
-                if count <= 0 {
-                    return if count == 0 { Ok(None) } else { Err(Unreadable) };
-                }
-                self.position += count as i64;
-                (self.filled, self.next) = (count as usize, 0);
-            }
-            let byte = self.buffer[self.next];
-            self.next += 1;
-            if byte == b'\n' {
-                return Ok(Some(length));
-            }
-            if length < line.len() {
-                line[length] = byte;
-                length += 1;
-            }
-        }
     }
 }
 
@@ -297,8 +167,7 @@ mod tests {
         let slow = find(collect(&maps));
         assert_eq!(quick, slow);
         assert!(slow.shared && slow.writable && !slow.executable && slow.file.inode != 0);
-        for has_query in [maps.query(&mut ProcmapQuery { query_flags: COVERING_OR_NEXT, ..Default::default() }), false]
-        {
+        for has_query in [query_area(maps.descriptor, 0, true, &mut []).is_ok(), false] {
             maps.has_query = has_query;
             let mut name = [0; 16];
             let (named, page_bytes) = maps.named_at(own, &mut name).unwrap();

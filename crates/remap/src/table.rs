@@ -503,13 +503,11 @@ impl Table {
 
     /// The kernel does not move what is mapped there.
     fn note_immovable(&mut self, maps: &ProcessMap, address: u64) {
-        maps.visit(address, address + 1, &mut |area| {
-            if self.immovable.len() >= IMMOVABLE_COUNT_MAX {
-                self.immovable.pop_front();
-            }
-            self.immovable.push_back(*area);
-            false
-        });
+        let Some(area) = maps.area_at(address) else { return };
+        if self.immovable.len() >= IMMOVABLE_COUNT_MAX {
+            self.immovable.pop_front();
+        }
+        self.immovable.push_back(area);
     }
 
     /// Whether such an area is known: not one that has changed since.

@@ -62,6 +62,8 @@ mod own;
 #[cfg(not(loom))]
 mod own_mapping;
 #[cfg(not(loom))]
+mod process_area;
+#[cfg(not(loom))]
 mod request_ring;
 #[cfg(not(loom))]
 mod room;
@@ -69,8 +71,6 @@ mod room;
 mod segment;
 #[cfg(not(loom))]
 mod session;
-#[cfg(not(loom))]
-mod shared_area;
 #[cfg(not(loom))]
 mod sigbus;
 #[cfg(not(loom))]
@@ -107,6 +107,8 @@ pub use own::{OwnMemory, OwnRange};
 #[cfg(not(loom))]
 pub use own_mapping::OwnMapping;
 #[cfg(not(loom))]
+pub use process_area::{Area, FileId, Lines, Unreadable, file_system_of, query_area, shared_area};
+#[cfg(not(loom))]
 pub use request_ring::{RequestConsumer, RequestProducer, SendDescriptor, Take};
 #[cfg(not(loom))]
 pub use room::Room;
@@ -114,8 +116,6 @@ pub use room::Room;
 pub use segment::{AccessError, OutOfBounds, Segment, forbid_writing, foreign_memory};
 #[cfg(not(loom))]
 pub use session::SessionSegment;
-#[cfg(not(loom))]
-pub use shared_area::SharedArea;
 #[cfg(not(loom))]
 pub use sigbus::install_sigbus_guard;
 #[cfg(not(loom))]

@@ -21,7 +21,7 @@
 use crate::attachment::identify::Identifiers;
 use crate::base::privileges::ThreadKind;
 use crate::memory::entrusted::Entrusted;
-use freeflow_shm::{Segment, SharedArea, voluntary_switch_count};
+use freeflow_shm::{Segment, file_system_of, shared_area, voluntary_switch_count};
 use freeflow_verbs::VerbsError;
 use rustix::fs::{AtFlags, MemfdFlags, Mode, OFlags, StatxFlags, fstatfs, memfd_create, open, openat, statx};
 use std::fs::File;
@@ -151,8 +151,8 @@ fn borrow(tasks: BorrowedFd<'_>, maps: &File, uid: u32, place: Borrowing) -> io:
     let refused = || io::Error::other("no memory that can be borrowed");
     let end = place.address.checked_add(place.length).ok_or_else(refused)?;
     let bytes = usize::try_from(place.length).map_err(|_| refused())?;
-    let SharedArea { start, end: area_end, .. } = SharedArea::find(maps, place.address)?;
-    let name = format!("../map_files/{start:x}-{area_end:x}");
+    let area = shared_area(maps, place.address)?;
+    let name = format!("../map_files/{:x}-{:x}", area.start, area.end);
     // Names the file, and does nothing with it.
     let named = openat(tasks, name, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
     // From the kernel's own memory: not even a look waits for who answers for the file.
@@ -165,8 +165,8 @@ fn borrow(tasks: BorrowedFd<'_>, maps: &File, uid: u32, place: Borrowing) -> io:
         return Err(refused());
     }
     // Again, now that the file can't become another one.
-    let area = SharedArea::find(maps, place.address)?;
-    if (area.device, area.inode) != (device, about.stx_ino) || area.end < end || about.stx_uid != uid {
+    let area = shared_area(maps, place.address)?;
+    if (area.file.device, area.file.inode) != (device, about.stx_ino) || area.end < end || about.stx_uid != uid {
         return Err(refused());
     }
     // A lease on the file is not waited for.
@@ -192,11 +192,7 @@ fn is_on_memory(tasks: BorrowedFd<'_>, device: (u32, u32)) -> io::Result<bool> {
     let file = openat(tasks, "../mountinfo", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     let mut mounts = Vec::new();
     File::from(file).take(MOUNTS_BYTES_MAX).read_to_end(&mut mounts)?;
-    let name = format!("{}:{}", device.0, device.1);
-    let mounts = String::from_utf8_lossy(&mounts);
-    let mut lines = mounts.lines().filter(|line| line.split(' ').nth(2) == Some(&*name));
-    let kind = lines.next().and_then(|line| line.split_once(" - ")).and_then(|(_, rest)| rest.split(' ').next());
-    Ok(kind == Some("tmpfs"))
+    Ok(file_system_of(device, &String::from_utf8_lossy(&mounts)) == Some("tmpfs"))
 }
 
 #[cfg(test)]

@@ -56,8 +56,8 @@ const LOCAL_OR_IP: When = is_one_of(0, &[libc::AF_UNIX as u32, libc::AF_INET as 
 /// Names of threads and mappings; PR_GET_AUXV, which rustix asks.
 const NAMES: When =
     is_one_of(0, &[libc::PR_SET_NAME as u32, libc::PR_GET_NAME as u32, libc::PR_SET_VMA as u32, 0x4155_5856]);
-/// UFFDIO_API and UFFDIO_REGISTER (crates/shm/src/missing.rs), PROCMAP_QUERY (crates/shm/src/shared_area.rs), and flags
-/// of a descriptor.
+/// UFFDIO_API and UFFDIO_REGISTER (crates/shm/src/missing.rs), PROCMAP_QUERY (crates/shm/src/process_area.rs), and
+/// flags of a descriptor.
 const DESCRIPTOR: When = is_one_of(
     1,
     &[0xc018_aa3f, 0xc020_aa00, 0xc068_6611, libc::FIONBIO as u32, libc::FIOCLEX as u32, libc::FIONREAD as u32],
