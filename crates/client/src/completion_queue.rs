@@ -20,13 +20,13 @@ use crate::rings::Rings;
 use crate::session::Session;
 use freeflow_protocol::library::{Handle, Reply, Request};
 use freeflow_shm::layout::{CQ_DOORBELL_BASE, cq_bytes};
-use freeflow_shm::{CompletionConsumer, Segment};
+use freeflow_shm::{BiasedMutex, CompletionConsumer, Segment};
 use freeflow_verbs::{CQE_COUNT_MAX, Completion, CompletionFlags, CompletionOpcode, CompletionStatus, VerbsError};
 use std::collections::VecDeque;
 use std::fmt;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
 
 /// Active direct rings of one CQ.
 const ACTIVE_MAX: usize = 64;
@@ -49,7 +49,7 @@ pub struct CompletionQueue {
     timestamps: bool,
     post_hint: PostHint,
     inbox: Arc<Inbox>,
-    inner: Mutex<Inner>,
+    inner: BiasedMutex<Inner>,
 }
 
 impl fmt::Debug for CompletionQueue {
@@ -123,7 +123,7 @@ impl CompletionQueue {
             timestamps,
             post_hint: PostHint::default(),
             inbox: inbox.clone(),
-            inner: Mutex::new(Inner {
+            inner: BiasedMutex::new(Inner {
                 ring,
                 inbox,
                 active: Vec::new(),
@@ -190,7 +190,7 @@ impl CompletionQueue {
         if self.session.left_behind() {
             return Err(VerbsError::DeviceFatal);
         }
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         self.session.deliver_notifications();
         if self.inbox.has_notified() {
             inner.adopt(&self.session);
@@ -230,7 +230,7 @@ impl CompletionQueue {
         if self.session.left_behind() {
             return Err(VerbsError::DeviceFatal);
         }
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         if self.channel.is_some() {
             self.inbox.arm(solicited_only, inner.ring.is_armed());
             // The router notifies of messages in direct rings from now on.
@@ -251,12 +251,12 @@ impl CompletionQueue {
 
     /// An event of this CQ was taken: it reports all that can be polled now.
     pub fn note_event(&self) {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         inner.reported = inner.ring.published();
         inner.early_reported = true;
         self.inbox.note_reported();
         for rings in &inner.active {
-            if let Some(incoming) = lock(&rings.incoming).as_mut() {
+            if let Some(incoming) = rings.incoming.lock().as_mut() {
                 incoming.note_reported();
             }
         }
@@ -264,7 +264,7 @@ impl CompletionQueue {
 
     /// Makes room for `cqe` entries at least; what is in the queue stays.
     pub fn resize(&self, cqe: u32) -> Result<u32, VerbsError> {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         let ready = inner.ring.published().wrapping_sub(inner.ring.position());
         let elsewhere = inner.early.len() + self.inbox.count();
         if elsewhere > 0 && elsewhere as u64 + u64::from(ready) > u64::from(cqe) {
@@ -289,21 +289,21 @@ impl CompletionQueue {
     }
 
     pub(crate) fn attach(&self, rings: &Arc<Rings>, role: Role) {
-        lock(&self.inner).attached.add(rings.cookie, CompletionSource::Qp(rings.clone(), role));
+        self.inner.lock().attached.add(rings.cookie, CompletionSource::Qp(rings.clone(), role));
     }
 
     /// The completions of an XRC SRQ come here, whatever QP they arrived by.
     pub(crate) fn attach_srq(&self, cookie: u32, completed: &Arc<CompletedCount>) {
-        lock(&self.inner).attached.add(cookie, CompletionSource::Srq(completed.clone()));
+        self.inner.lock().attached.add(cookie, CompletionSource::Srq(completed.clone()));
     }
 
     pub(crate) fn detach(&self, cookie: u32) {
-        lock(&self.inner).attached.remove(cookie);
+        self.inner.lock().attached.remove(cookie);
     }
 
     /// Takes the messages of a QP's direct ring, and keeps them for later polls.
     pub(crate) fn drain_direct_ring(&self, rings: &Rings) {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         if rings.has_incoming() && !self.session.is_dead() {
             inner.empty_ring(&self.session);
             inner.drain_direct_ring(&self.session, rings);
@@ -312,14 +312,14 @@ impl CompletionQueue {
 
     /// Drops the completions of an XRC SRQ that is gone.
     pub(crate) fn purge_srq(&self, cookie: u32) {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         inner.empty_ring(&self.session);
         inner.early.retain(|(completion, _)| completion.qp_cookie != cookie);
     }
 
     /// Drops the completions of a QP of which the router will send no more.
     pub(crate) fn purge(&self, rings: &Rings) {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         inner.empty_ring(&self.session);
         self.inbox.purge(rings);
         inner.active.retain(|active| !std::ptr::eq(&raw const **active, rings));
@@ -398,7 +398,7 @@ impl Inner {
         let mut count = 0;
         for rings in &self.active {
             let before = count;
-            let mut incoming = lock(&rings.incoming);
+            let mut incoming = rings.incoming.lock();
             let Some(incoming) = incoming.as_mut() else { continue };
             while count < limit
                 && let Some(completion) = incoming.take(session, rings, (self.polls, self.timestamps))
@@ -424,7 +424,7 @@ impl Inner {
         if completion.flags.contains(CompletionFlags::SEND_QUEUE) {
             return !rings.has_own();
         }
-        !rings.has_incoming() || lock(&rings.incoming).as_mut().is_none_or(|incoming| incoming.passes_whole(completion))
+        !rings.has_incoming() || rings.incoming.lock().as_mut().is_none_or(|incoming| incoming.passes_whole(completion))
     }
 
     /// Puts a completion of the ring by, behind all of its queue that are older.
@@ -437,7 +437,7 @@ impl Inner {
             if completion.flags.contains(CompletionFlags::SEND_QUEUE) {
                 let position = rings.posting_position(&completion);
                 self.inbox.take_older(rings, position, |older| early.push_back((older, true)));
-            } else if let Some(incoming) = lock(&rings.incoming).as_mut() {
+            } else if let Some(incoming) = rings.incoming.lock().as_mut() {
                 let position = completion.ring_position;
                 if !incoming.passes(position) {
                     if incoming.passed(position) {
@@ -469,7 +469,7 @@ impl Inner {
 
     fn drain_direct_ring(&mut self, session: &Session, rings: &Rings) {
         let about = (self.polls, self.timestamps);
-        if let Some(incoming) = lock(&rings.incoming).as_mut() {
+        if let Some(incoming) = rings.incoming.lock().as_mut() {
             while let Some(completion) = incoming.take(session, rings, about) {
                 self.early.push_back((completion, false));
                 self.early_reported = false;
@@ -490,7 +490,7 @@ impl Inner {
                 self.inbox.add_notified(rings);
                 continue;
             }
-            let may_accept = lock(&rings.incoming).as_ref().is_none_or(|incoming| incoming.is_over(&rings));
+            let may_accept = rings.incoming.lock().as_ref().is_none_or(|incoming| incoming.is_over(&rings));
             if may_accept
                 && let Some(own) = session.own_memory()
                 && let Some(incoming) = Incoming::accept(session, &rings, rings.handle(), own)
@@ -504,7 +504,7 @@ impl Inner {
             if !is_active && self.active.len() >= ACTIVE_MAX {
                 self.cool_one();
             }
-            if let Some(incoming) = lock(&rings.incoming).as_mut() {
+            if let Some(incoming) = rings.incoming.lock().as_mut() {
                 if !is_active {
                     incoming.want_notifications(self.ring.is_armed());
                 }
@@ -538,7 +538,7 @@ impl Inner {
     fn cool_idle(&mut self) {
         let since = self.polls.saturating_sub(POLLS_BEFORE_INACTIVE);
         self.active.retain(|rings| {
-            let mut incoming = lock(&rings.incoming);
+            let mut incoming = rings.incoming.lock();
             let Some(incoming) = incoming.as_mut() else { return false };
             !incoming.is_idle_since(since) || !is_cooled(incoming)
         });
@@ -547,7 +547,7 @@ impl Inner {
     /// Makes room for another active direct ring: the one that has been active for longest goes.
     fn cool_one(&mut self) {
         let rings = self.active.remove(0);
-        let is_cooled = lock(&rings.incoming).as_mut().is_none_or(is_cooled);
+        let is_cooled = rings.incoming.lock().as_mut().is_none_or(is_cooled);
         if !is_cooled {
             self.inbox.add_notified(rings);
         }
@@ -556,7 +556,7 @@ impl Inner {
     /// The CQ is armed: its direct rings are not polled, and their senders notify.
     fn want_notifications(&mut self, wants: bool) {
         for rings in &self.active {
-            if let Some(incoming) = lock(&rings.incoming).as_mut() {
+            if let Some(incoming) = rings.incoming.lock().as_mut() {
                 incoming.want_notifications(wants);
                 incoming.renew_promise();
             }
@@ -573,7 +573,7 @@ impl Inner {
             return true;
         }
         let has_unreported = |rings: &Arc<Rings>| {
-            lock(&rings.incoming).as_ref().is_some_and(|incoming| incoming.has_unreported(doorbell))
+            rings.incoming.lock().as_ref().is_some_and(|incoming| incoming.has_unreported(doorbell))
         };
         if self.active.iter().any(has_unreported) {
             return true;

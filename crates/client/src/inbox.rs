@@ -6,6 +6,7 @@
 //! router's is returned, those of its QP that are older are taken from here.
 use crate::lock;
 use crate::rings::Rings;
+use freeflow_shm::BiasedMutex;
 use freeflow_shm::handshake::fence_for_all;
 use freeflow_verbs::Completion;
 use std::collections::VecDeque;
@@ -18,7 +19,7 @@ pub(crate) struct Inbox {
     has_channel: bool,
     /// How many there are, for a look without the lock.
     count: AtomicU32,
-    completions: Mutex<Completions>,
+    completions: BiasedMutex<Completions>,
     has_notified: AtomicBool,
     /// QPs whose direct rings have messages.
     notified: Mutex<Vec<Arc<Rings>>>,
@@ -51,7 +52,7 @@ impl Inbox {
     /// Adds a completion. True: the CQ is armed, and its doorbell must ring.
     #[inline]
     pub fn push(&self, own: LocalCompletion) -> bool {
-        let mut completions = lock(&self.completions);
+        let mut completions = self.completions.lock();
         completions.queue.push_back(own);
         // Release; partner: the Acquire load in `has_completions`.
         self.count.store(completions.queue.len() as u32, Ordering::Release);
@@ -91,7 +92,7 @@ impl Inbox {
 
     /// Takes the first one, if `has_turn` says so of it.
     pub fn take(&self, has_turn: impl FnOnce(&LocalCompletion) -> bool) -> Option<Completion> {
-        let mut completions = lock(&self.completions);
+        let mut completions = self.completions.lock();
         let own = *completions.queue.front().filter(|own| has_turn(own))?;
         completions.queue.pop_front();
         completions.reported = completions.reported.saturating_sub(1);
@@ -118,7 +119,7 @@ impl Inbox {
     }
 
     fn remove(&self, mut is_doomed: impl FnMut(&LocalCompletion) -> bool) {
-        let mut completions = lock(&self.completions);
+        let mut completions = self.completions.lock();
         let (mut at, reported, mut kept_reported) = (0, completions.reported, 0);
         completions.queue.retain(|own| {
             let kept = !is_doomed(own);
@@ -138,13 +139,13 @@ impl Inbox {
 
     /// An event has reported all completions.
     pub fn note_reported(&self) {
-        let mut completions = lock(&self.completions);
+        let mut completions = self.completions.lock();
         completions.reported = completions.queue.len();
     }
 
     /// Whether there is a completion that no event reported.
     pub fn has_unreported(&self) -> bool {
-        let completions = lock(&self.completions);
+        let completions = self.completions.lock();
         completions.queue.len() > completions.reported
     }
 

@@ -7,7 +7,6 @@
 //! RECVs of an SRQ have no such positions: the messages are numbered by themselves, and each takes
 //! the next RECV when it is polled ([`Shared`]).
 use crate::direct_ring::map_direct_ring;
-use crate::lock;
 use crate::promises::PROMISED_MAX;
 use crate::regions::{Cache, SGES_MAX};
 use crate::rings::Rings;
@@ -132,7 +131,7 @@ impl Incoming {
         let (segment, credits) = map_direct_ring(&reply, &descriptors)?;
         let is_shared = credits == CreditList::Promised;
         let (receiver, credits) = DirectRingReceiver::new(segment, credits);
-        let direct_rings_closed = lock(&rings.receive).ring.direct_rings_closed();
+        let direct_rings_closed = rings.receive.lock().ring.direct_rings_closed();
         let (next, srq) = (rings.next_receive(), rings.srq());
         let shared = match (is_shared, srq) {
             (true, Some((srq, own))) => Some(Shared::new(srq, own)),
@@ -167,7 +166,7 @@ impl Incoming {
 
     /// Another one may take its place: the router closed it, and nothing is left in it.
     pub fn is_over(&self, rings: &Rings) -> bool {
-        let is_closed = lock(&rings.receive).ring.direct_rings_closed() != self.direct_rings_closed;
+        let is_closed = rings.receive.lock().ring.direct_rings_closed() != self.direct_rings_closed;
         (is_closed || self.is_broken) && self.is_empty()
     }
 
@@ -308,7 +307,7 @@ impl Incoming {
             return None;
         }
         self.active_at = polls;
-        let receive = lock(&rings.receive);
+        let receive = rings.receive.lock();
         if receive.ring.direct_rings_closed() != self.direct_rings_closed && !self.close_drain.takes_another() {
             self.is_broken = true;
             return None;
@@ -376,7 +375,7 @@ impl Incoming {
 
     /// Takes the next RECV of the SRQ for the next message. False: there is none, or the ring ends.
     fn takes_receive(&mut self, shared: &mut Shared, rings: &Rings) -> bool {
-        let mut receive = lock(&rings.receive);
+        let mut receive = rings.receive.lock();
         let is_closed = receive.ring.direct_rings_closed() != self.direct_rings_closed;
         // One that waits for a RECV does not count.
         if is_closed && shared.srq.has_receive() && !self.close_drain.takes_another() {
@@ -407,7 +406,7 @@ impl Incoming {
         let position = completion.ring_position;
         let message = self.receiver.peek().filter(|message| message.msn == position);
         if let Some(message) = message {
-            let receive = lock(&rings.receive);
+            let receive = rings.receive.lock();
             let mut sges = [Sge::default(); SGES_MAX];
             let count = receive.ring.receive_at(position, &mut sges);
             let taken = Receive { wr_id: receive.ring.wr_id_at(position), sges: &sges[..count], pd: rings.pd };

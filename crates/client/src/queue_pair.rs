@@ -9,7 +9,7 @@ use crate::session::Session;
 use crate::shared_receive_queue::SharedReceiveQueue;
 use freeflow_protocol::library::{Handle, Reply, Request};
 use freeflow_shm::layout::QueueShape;
-use freeflow_shm::{OwnMemory, SendDescriptor, monotonic_ns};
+use freeflow_shm::{BiasedGuard, OwnMemory, SendDescriptor, monotonic_ns};
 use freeflow_verbs::{
     Completion, CompletionFlags, CompletionOpcode, Gid, PathMtu, QpAttributeMask, QpAttributes, QpCapabilities,
     QpState, QpType, SendFlags, SendOpcode, Sge, VerbsError,
@@ -17,7 +17,7 @@ use freeflow_verbs::{
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 /// Parameters for making a QP. Its type decides which must be there and which must not; the router
 /// checks them. What must be there and what must not says its type; the router checks it.
@@ -254,7 +254,7 @@ impl QueuePair {
 
     pub(crate) fn set_path_mtu(&self, mtu: PathMtu) {
         if let Some(rings) = &self.rings {
-            lock(&rings.send).ring.set_path_mtu(mtu);
+            rings.send.lock().ring.set_path_mtu(mtu);
         }
     }
 
@@ -298,7 +298,7 @@ impl QueuePair {
     #[inline]
     pub fn begin_send(&self) -> Result<SendBatch<'_>, VerbsError> {
         let rings = &**self.rings.as_ref().ok_or(VerbsError::InvalidArgument)?;
-        let side = lock(&rings.send);
+        let side = rings.send.lock();
         // Under the lock: a flush looks at the ring under it after the session died, so nothing is
         // posted unflushed.
         self.session.live()?;
@@ -319,7 +319,7 @@ impl QueuePair {
         if self.srq.is_some() || self.qp_type == QpType::XrcSend {
             return Err(VerbsError::InvalidArgument);
         }
-        let side = lock(&rings.receive);
+        let side = rings.receive.lock();
         self.session.live()?;
         if self.state() == QpState::Reset {
             return Err(VerbsError::InvalidArgument);
@@ -332,7 +332,7 @@ impl QueuePair {
 pub struct SendBatch<'a> {
     qp: &'a QueuePair,
     rings: &'a Rings,
-    side: MutexGuard<'a, SendSide>,
+    side: BiasedGuard<'a, SendSide>,
     posted: bool,
 }
 
@@ -431,8 +431,7 @@ impl SendBatch<'_> {
             timestamp_ns: if cq.has_timestamps() { monotonic_ns() } else { 0 },
             ..Completion::default()
         };
-        // Release; partner: the Acquire load in `has_own`.
-        self.rings.inbox_count.fetch_add(1, Ordering::Release);
+        self.rings.count_own();
         if inbox.push(LocalCompletion { completion, after: self.side.outgoing.signaled_until() }) {
             cq.ring_armed();
         }
@@ -494,7 +493,7 @@ fn allows(qp_type: QpType, opcode: SendOpcode) -> bool {
 pub struct ReceiveBatch<'a> {
     qp: &'a QueuePair,
     rings: &'a Rings,
-    side: MutexGuard<'a, ReceiveSide>,
+    side: BiasedGuard<'a, ReceiveSide>,
     posted: bool,
 }
 

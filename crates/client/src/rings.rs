@@ -1,7 +1,6 @@
 //! The rings of a queue pair, as posts, its CQs and its direct ring see them.
 use crate::inbox::Inbox;
 use crate::incoming::Incoming;
-use crate::lock;
 use crate::outgoing::Outgoing;
 use crate::posting_order::PostingOrder;
 use crate::regions::{Cache, SGES_MAX};
@@ -9,11 +8,11 @@ use crate::session::{NotificationListener, Session};
 use crate::shared_receives::{Promisee, SharedReceives};
 use freeflow_protocol::library::Handle;
 use freeflow_shm::layout::QueueShape;
-use freeflow_shm::{CreditWriter, RequestProducer, Segment};
+use freeflow_shm::{BiasedMutex, CreditWriter, RequestProducer, Segment};
 use freeflow_verbs::{Completion, CompletionFlags, Sge};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
 /// The rings of a QP.
 pub(crate) struct Rings {
@@ -21,14 +20,16 @@ pub(crate) struct Rings {
     pub qpn: u32,
     pub pd: Handle,
     handle: Handle,
-    pub send: Mutex<SendSide>,
+    pub send: BiasedMutex<SendSide>,
     /// Send requests before this posting position are finished. Written by the poller of the send
     /// CQ.
     pub send_done: AtomicU32,
     pub posting_order: PostingOrder,
-    /// Completions of this QP's sends in the inbox of its CQ.
-    pub inbox_count: AtomicU32,
-    pub receive: Mutex<ReceiveSide>,
+    /// Completions of this QP's sends that were put into the inbox of its CQ, under the lock of
+    /// `send`, and those taken out, under that of the CQ.
+    inbox_added: AtomicU32,
+    inbox_taken: AtomicU32,
+    pub receive: BiasedMutex<ReceiveSide>,
     /// Receives before this position are finished: messages, if it uses an SRQ. Written by the
     /// poller of the receive CQ.
     pub receive_done: AtomicU32,
@@ -38,7 +39,7 @@ pub(crate) struct Rings {
     receive_inbox: Option<Arc<Inbox>>,
     /// There while messages may come by a direct ring. Under the lock of the receive CQ.
     has_incoming: AtomicBool,
-    pub incoming: Mutex<Option<Incoming>>,
+    pub incoming: BiasedMutex<Option<Incoming>>,
     own: Weak<Self>,
 }
 
@@ -93,17 +94,23 @@ impl Rings {
             qpn,
             pd,
             handle,
-            send: Mutex::new(SendSide { ring: send, outgoing: Outgoing::default() }),
+            send: BiasedMutex::new(SendSide { ring: send, outgoing: Outgoing::default() }),
             send_done: AtomicU32::new(0),
             posting_order: PostingOrder::default(),
-            inbox_count: AtomicU32::new(0),
-            receive: Mutex::new(ReceiveSide { ring: receive, credits: None, keys: Cache::default(), ring_messages: 0 }),
+            inbox_added: AtomicU32::new(0),
+            inbox_taken: AtomicU32::new(0),
+            receive: BiasedMutex::new(ReceiveSide {
+                ring: receive,
+                credits: None,
+                keys: Cache::default(),
+                ring_messages: 0,
+            }),
             receive_done: AtomicU32::new(0),
             srq: parameters.srq,
             send_inbox: parameters.send_inbox,
             receive_inbox: parameters.receive_inbox,
             has_incoming: AtomicBool::new(false),
-            incoming: Mutex::new(None),
+            incoming: BiasedMutex::new(None),
             own: own.clone(),
         }))
     }
@@ -144,8 +151,8 @@ impl Rings {
     pub fn give_back_own(&self, completion: &Completion) {
         // Release: as in `give_back`.
         self.send_done.store(completion.ring_position.wrapping_add(1), Ordering::Release);
-        // Relaxed: under the CQ's lock, but for the addition.
-        self.inbox_count.fetch_sub(1, Ordering::Relaxed);
+        // Relaxed, both: under the CQ's lock.
+        self.inbox_taken.store(self.inbox_taken.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
     /// Whether a completion from the inbox has its turn: those of the router's that are older were
@@ -158,9 +165,16 @@ impl Rings {
     /// Whether completions of this QP's sends in the inbox may be older than one of the router's.
     #[inline]
     pub fn has_own(&self) -> bool {
-        // Acquire; partner: the Release addition in `SendBatch::complete`, which comes before later
-        // requests are posted.
-        self.inbox_count.load(Ordering::Acquire) != 0
+        // Acquire; partner: the Release store in `count_own`, which comes before later requests are
+        // posted. Relaxed: under the CQ's lock.
+        self.inbox_added.load(Ordering::Acquire) != self.inbox_taken.load(Ordering::Relaxed)
+    }
+
+    /// A completion goes to the inbox. To be called with the lock of `send`.
+    #[inline]
+    pub fn count_own(&self) {
+        // Release; partner: the Acquire load in `has_own`.
+        self.inbox_added.store(self.inbox_added.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
     }
 
     /// The posting position of a request of the router's.
@@ -176,9 +190,9 @@ impl Rings {
 
     pub fn set_incoming(&self, incoming: Option<Incoming>) {
         if incoming.is_none() && self.has_incoming() {
-            lock(&self.receive).credits = None;
+            self.receive.lock().credits = None;
         }
-        let mut place = lock(&self.incoming);
+        let mut place = self.incoming.lock();
         // Relaxed: as above.
         self.has_incoming.store(incoming.is_some(), Ordering::Relaxed);
         *place = incoming;
@@ -195,14 +209,14 @@ impl Rings {
 
     /// The RECV that is next, by whichever way; or the message that takes one.
     pub fn next_receive(&self) -> u32 {
-        let next = lock(&self.incoming).as_ref().map(Incoming::next);
+        let next = self.incoming.lock().as_ref().map(Incoming::next);
         next.unwrap_or_else(|| self.receive_done.load(Ordering::Acquire))
     }
 
     /// The sender learns of the RECVs that are posted from this position on, and from now on of
     /// each.
     pub fn begin_credits(&self, session: &Session, first: u32, credits: CreditWriter) {
-        let mut side = lock(&self.receive);
+        let mut side = self.receive.lock();
         let mut position = first;
         while position != side.ring.position() {
             let mut sges = [Sge::default(); SGES_MAX + 1];
@@ -216,7 +230,7 @@ impl Rings {
 
     /// The oldest unfinished send request: position and work request id.
     pub fn oldest_send(&self) -> Option<(u32, u64)> {
-        let side = lock(&self.send);
+        let side = self.send.lock();
         let done = self.send_done.load(Ordering::Acquire);
         oldest(&side.ring, self.posting_order.to_ring(done, side.ring.position()))
     }
@@ -225,18 +239,18 @@ impl Rings {
         if self.srq.is_some() {
             return None;
         }
-        oldest(&lock(&self.receive).ring, self.receive_done.load(Ordering::Acquire))
+        oldest(&self.receive.lock().ring, self.receive_done.load(Ordering::Acquire))
     }
 
     pub fn reset(&self) {
-        let mut send = lock(&self.send);
+        let mut send = self.send.lock();
         send.ring.reset();
         send.outgoing = Outgoing::default();
         self.posting_order.reset();
-        self.inbox_count.store(0, Ordering::Relaxed);
+        self.inbox_taken.store(self.inbox_added.load(Ordering::Relaxed), Ordering::Relaxed);
         self.send_done.store(0, Ordering::Release);
         drop(send);
-        let mut receive = lock(&self.receive);
+        let mut receive = self.receive.lock();
         receive.ring.reset();
         (receive.credits, receive.ring_messages) = (None, 0);
         self.receive_done.store(0, Ordering::Release);
@@ -245,7 +259,7 @@ impl Rings {
 
 impl Promisee for Rings {
     fn renew_promise(&self) {
-        if let Some(incoming) = lock(&self.incoming).as_mut() {
+        if let Some(incoming) = self.incoming.lock().as_mut() {
             incoming.note_receives();
         }
     }

@@ -9,7 +9,9 @@ use freeflow_protocol::library::{Handle, Reply, Request, Welcome};
 use freeflow_protocol::version::{Offer, VersionRange};
 use freeflow_protocol::{MESSAGE_BYTES_MAX, PROTOCOL, decode, encode};
 use freeflow_shm::layout::{LAYOUT_VERSION, WAIT_YIELD};
-use freeflow_shm::{Doorbell, OwnMapping, OwnMemory, SessionSegment, Undisturbed, coarse_ns, fd, monotonic_ns};
+use freeflow_shm::{
+    Doorbell, OwnMapping, OwnMemory, SessionSegment, Undisturbed, coarse_ns, fd, membarrier, monotonic_ns,
+};
 use freeflow_verbs::{AddressHandleAttributes, DeviceAttributes, FileIdentity, Gid, VerbsError, XrcdOpenFlags};
 use std::collections::HashMap;
 use std::fmt;
@@ -183,6 +185,8 @@ impl Session {
         let (Some(kick), Some(segment)) = (kick, segment) else {
             return Err(broken(io::ErrorKind::InvalidData.into()));
         };
+        // Without it locks cost more, and do the same.
+        membarrier::register();
         Ok(Self {
             path: path.into(),
             socket,

@@ -3,16 +3,15 @@
 //! The router, or a poller with a message of a direct ring, copies a RECV out of its slot when it
 //! takes it. So the slots only bound what is *not taken*, and the count of outstanding requests
 //! bounds that: requests may complete in any order, through any CQ.
-use crate::lock;
 use crate::promises::{Promises, Share};
 use crate::regions::Cache;
 use crate::registry::CompletedCount;
 use crate::session::Session;
 use freeflow_protocol::library::Handle;
-use freeflow_shm::RequestProducer;
+use freeflow_shm::{BiasedGuard, BiasedMutex, RequestProducer};
 use freeflow_verbs::{SGE_COUNT_MAX, Sge, VerbsError};
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Weak};
 
 pub(crate) struct SharedReceives {
     session: Arc<Session>,
@@ -20,7 +19,7 @@ pub(crate) struct SharedReceives {
     cookie: u32,
     /// RECVs that may be outstanding.
     count_max: u32,
-    requests: Mutex<Requests>,
+    requests: BiasedMutex<Requests>,
     completed: Arc<CompletedCount>,
 }
 
@@ -68,7 +67,7 @@ impl SharedReceives {
     pub fn new(session: &Arc<Session>, pd: Handle, cookie: u32, count_max: u32, ring: RequestProducer) -> Arc<Self> {
         let (promises, keys, limit) = (Promises::default(), Cache::default(), Limit::default());
         let requests = Requests { ring, promises, keys, short: Vec::new(), waiting: Vec::new(), limit };
-        let (session, requests) = (session.clone(), Mutex::new(requests));
+        let (session, requests) = (session.clone(), BiasedMutex::new(requests));
         Arc::new(Self { session, pd, cookie, count_max, requests, completed: Arc::default() })
     }
 
@@ -78,7 +77,7 @@ impl SharedReceives {
 
     /// The limit event was armed.
     pub fn note_limit(&self, to: u32) {
-        let mut requests = lock(&self.requests);
+        let mut requests = self.requests.lock();
         let Requests { ring, promises, limit, .. } = &mut *requests;
         // RECVs may have been taken since the router looked.
         let is_told = to > 0 && promises.untaken(ring) < to;
@@ -91,7 +90,7 @@ impl SharedReceives {
 
     /// Takes the lock for a list of posts.
     pub fn begin(&self) -> Result<Posts<'_>, VerbsError> {
-        let requests = lock(&self.requests);
+        let requests = self.requests.lock();
         self.session.live()?;
         Ok(Posts { receives: self, requests, posted: false, renewal: Renewal::default() })
     }
@@ -104,14 +103,14 @@ impl SharedReceives {
 
     /// A ring is polled that so many messages were promised RECVs for; or no longer.
     pub fn count_ring(&self, is_polled: bool, left: u32) {
-        let promises = &mut lock(&self.requests).promises;
+        let promises = &mut self.requests.lock().promises;
         if is_polled { promises.add_ring(left) } else { promises.remove_ring(left) }
     }
 
     /// Promises more RECVs to a polled ring that so many are left to. If there are not enough,
     /// `promisee` hears of the next post.
     pub fn promise(&self, left: u32, promisee: &Weak<dyn Promisee>) -> Share {
-        let Requests { ring, promises, keys, short, .. } = &mut *lock(&self.requests);
+        let Requests { ring, promises, keys, short, .. } = &mut *self.requests.lock();
         let share = promises.promise(ring, left, |sges| self.session.regions.room(keys, sges, self.pd));
         if share.is_all && !short.iter().any(|other| other.ptr_eq(promisee)) {
             short.push(promisee.clone());
@@ -121,7 +120,7 @@ impl SharedReceives {
 
     /// Takes the next RECV for a message. `is_promised`: by its ring, which is polled.
     pub fn take(&self, is_promised: bool, into: &mut TakenReceive) -> bool {
-        let mut requests = lock(&self.requests);
+        let mut requests = self.requests.lock();
         let Requests { ring, promises, limit, .. } = &mut *requests;
         let Some(position) = promises.take(ring) else { return false };
         promises.forget(u32::from(is_promised));
@@ -137,13 +136,13 @@ impl SharedReceives {
     }
 
     pub fn has_receive(&self) -> bool {
-        let Requests { ring, promises, .. } = &mut *lock(&self.requests);
+        let Requests { ring, promises, .. } = &mut *self.requests.lock();
         promises.untaken(ring) > 0
     }
 
     /// The same. If there is none, this doorbell rings after the next post.
     pub fn has_receive_or_rings(&self, doorbell: u32) -> bool {
-        let Requests { ring, promises, waiting, .. } = &mut *lock(&self.requests);
+        let Requests { ring, promises, waiting, .. } = &mut *self.requests.lock();
         let has_receive = promises.untaken(ring) > 0;
         if !has_receive && !waiting.contains(&doorbell) {
             waiting.push(doorbell);
@@ -155,7 +154,7 @@ impl SharedReceives {
 /// Posts to an SRQ; dropping it rings the doorbell once.
 pub(crate) struct Posts<'a> {
     receives: &'a SharedReceives,
-    requests: MutexGuard<'a, Requests>,
+    requests: BiasedGuard<'a, Requests>,
     posted: bool,
     /// Dropped after the lock.
     renewal: Renewal,

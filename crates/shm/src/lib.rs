@@ -32,6 +32,7 @@
 //! ```
 #![deny(clippy::undocumented_unsafe_blocks)]
 
+pub mod biased_mutex;
 pub mod claims;
 pub mod handshake;
 pub mod layout;
@@ -55,6 +56,8 @@ mod direct_ring;
 pub mod fd;
 #[cfg(not(loom))]
 mod freeze;
+#[cfg(not(loom))]
+pub mod membarrier;
 #[cfg(not(loom))]
 mod missing;
 #[cfg(not(loom))]
@@ -84,6 +87,8 @@ mod undisturbed;
 #[cfg(not(loom))]
 mod view;
 
+#[cfg(not(loom))]
+pub use biased_mutex::{BiasedGuard, BiasedMutex};
 #[cfg(not(loom))]
 pub use call_lock::CallLock;
 #[cfg(not(loom))]

@@ -2,6 +2,7 @@
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p freeflow-shm --release --test loom`
 #![cfg(loom)]
+mod biased_mutex;
 mod revocation;
 mod worker_lock;
 
