@@ -38,6 +38,10 @@ pub struct Staged {
     pub written: Option<u32>,
 }
 
+const CACHE_LINE_BYTES: usize = 64;
+/// Payload in the first cache line of a descriptor.
+const FIRST_LINE_PAYLOAD_BYTES: usize = CACHE_LINE_BYTES - descriptor::PAYLOAD;
+
 /// Set in [`descriptor::FLAGS`] of a report of a WRITE, beyond the flags of the completion.
 const REPORTS_WRITE: u64 = 1 << 8;
 
@@ -108,6 +112,9 @@ fn descriptor_at(position: u32) -> usize {
 pub struct DirectRingSender {
     segment: Arc<Segment>,
     credits: CreditList,
+    /// Words of the last cache line of credits that was looked at. The receiver writes there for every RECV that it
+    /// posts, and each look that follows costs a transfer of the line.
+    seen: [u64; CREDITS_PER_LINE],
     next: RingPosition,
     /// As the receiver said when it was last looked at.
     freed: RingPosition,
@@ -117,7 +124,8 @@ impl DirectRingSender {
     /// Over a segment of [`direct_ring::bytes`] of so many credits. Panics if it is shorter.
     pub fn new(segment: Arc<Segment>, credits: CreditList) -> Self {
         credits.check(&segment);
-        Self { segment, credits, next: RingPosition::default(), freed: RingPosition::default() }
+        let seen = [0; CREDITS_PER_LINE];
+        Self { segment, credits, seen, next: RingPosition::default(), freed: RingPosition::default() }
     }
 
     /// The receiver takes messages.
@@ -129,15 +137,31 @@ impl DirectRingSender {
 
     /// The receiver's credit for its RECV of that number.
     #[inline]
-    pub fn credit(&self, msn: u32) -> Credit {
+    pub fn credit(&mut self, msn: u32) -> Credit {
         let CreditList::Each(count) = self.credits else { return self.promised() };
-        // Acquire; partner: the Release store in `CreditWriter::publish`: what used the RECV's
-        // memory before has ended.
-        let word = self.segment.u64(credit_at(msn, count)).load(Ordering::Acquire);
-        match word as u32 {
-            _ if (word >> 32) as u32 != msn.wrapping_add(1) => Credit::Missing,
-            CREDIT_ROUTED => Credit::Routed,
-            bytes => Credit::Bytes(bytes),
+        let slot = (msn & (count - 1)) as usize % CREDITS_PER_LINE;
+        if !is_of(self.seen[slot], msn) {
+            self.look_at_credits(msn, count);
+        }
+        match self.seen[slot] {
+            word if !is_of(word, msn) => Credit::Missing,
+            word if word as u32 == CREDIT_ROUTED => Credit::Routed,
+            word => Credit::Bytes(word as u32),
+        }
+    }
+
+    /// Takes over the credit of a RECV, and those after it in the same cache line.
+    #[cold]
+    fn look_at_credits(&mut self, msn: u32, count: u32) {
+        let first = (msn & (count - 1)) as usize % CREDITS_PER_LINE;
+        for (msn, slot) in (0..count).map(|more| msn.wrapping_add(more)).zip(first..CREDITS_PER_LINE) {
+            // Acquire; partner: the Release store in `CreditWriter::publish`: what used the RECV's
+            // memory before has ended.
+            let word = self.segment.u64(credit_at(msn, count)).load(Ordering::Acquire);
+            if !is_of(word, msn) {
+                break;
+            }
+            self.seen[slot] = word;
         }
     }
 
@@ -226,6 +250,15 @@ impl DirectRingSender {
     }
 }
 
+/// Credits in a cache line.
+const CREDITS_PER_LINE: usize = 8;
+
+/// Whether a word is the credit of that RECV.
+#[inline]
+fn is_of(word: u64, msn: u32) -> bool {
+    (word >> 32) as u32 == msn.wrapping_add(1)
+}
+
 fn credit_at(msn: u32, credit_count: u32) -> usize {
     direct_ring::CREDITS + (msn & (credit_count - 1)) as usize * 8
 }
@@ -281,16 +314,28 @@ impl DirectRingReceiver {
         if (head >> 32) as u32 != self.next.descriptor.wrapping_add(1) {
             return None;
         }
+        let length = (head as u32).min(DIRECT_RING_MESSAGE_BYTES_MAX);
+        self.prefetch(at, length);
         // Relaxed, both: came with the head.
         let second = self.segment.u64(at + descriptor::MSN).load(Ordering::Relaxed);
         let third = self.segment.u64(at + descriptor::FLAGS).load(Ordering::Relaxed);
         Some(Staged {
-            length: (head as u32).min(DIRECT_RING_MESSAGE_BYTES_MAX),
+            length,
             msn: second as u32,
             immediate: (second >> 32) as u32,
             flags: CompletionFlags(third as u8 & (CompletionFlags::WITH_IMMEDIATE | CompletionFlags::SOLICITED)),
             written: (third & REPORTS_WRITE != 0).then_some((third >> 32) as u32),
         })
+    }
+
+    /// Has the processor fetch the payload of the message whose descriptor is there: much is done before it is copied.
+    #[inline]
+    fn prefetch(&self, at: usize, length: u32) {
+        if length as usize > descriptor::PAYLOAD_BYTES_MAX {
+            self.segment.prefetch(self.next.advance(length).0);
+        } else if length as usize > FIRST_LINE_PAYLOAD_BYTES {
+            self.segment.prefetch(at + CACHE_LINE_BYTES);
+        }
     }
 
     /// Whether the message of this number, free-running from 0, is published: of one that was not

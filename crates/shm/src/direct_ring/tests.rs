@@ -84,7 +84,7 @@ fn it_fills_and_empties() {
 
 #[test]
 fn credits_are_of_one_position() {
-    let (sender, receiver, credits, _) = ends(4);
+    let (mut sender, receiver, credits, _) = ends(4);
     assert!(!sender.is_open());
     receiver.open();
     assert!(sender.is_open());
