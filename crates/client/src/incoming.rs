@@ -207,19 +207,20 @@ impl Incoming {
 
     /// An event was taken: it reports all messages that are there now.
     pub fn note_reported(&mut self) {
-        let mut number = self.unreported();
-        while number.wrapping_sub(self.receiver.taken()) < direct_ring::DESCRIPTOR_COUNT
-            && self.receiver.is_published(number)
-        {
-            number = number.wrapping_add(1);
+        if self.is_any_unreported() {
+            self.reported = self.receiver.published();
         }
-        self.reported = number;
     }
 
     /// The first message that no event reported.
     fn unreported(&self) -> u32 {
         let taken = self.receiver.taken();
         if self.reported.wrapping_sub(taken).cast_signed() > 0 { self.reported } else { taken }
+    }
+
+    /// Whether a message was published that no event reported.
+    fn is_any_unreported(&self) -> bool {
+        self.receiver.published().wrapping_sub(self.unreported()).cast_signed() > 0
     }
 
     /// Whether a message can be taken, and there is one that no event reported. One that waits for a
@@ -231,7 +232,7 @@ impl Incoming {
         !self.is_broken
             && self.receiver.peek().is_some_and(|message| message.msn == self.next)
             && self.shared.as_ref().is_none_or(|shared| shared.srq.has_receive_or_rings(doorbell))
-            && self.receiver.is_published(self.unreported())
+            && self.is_any_unreported()
     }
 
     /// Nothing is in it.
@@ -324,7 +325,7 @@ impl Incoming {
         self.next = self.next.wrapping_add(1);
         receive.ring.set_claimed(self.next);
         drop(receive);
-        self.receiver.take(&message);
+        self.receiver.take();
         if completion.status != CompletionStatus::Success {
             self.is_broken = true;
             fail(session, rings);
@@ -365,7 +366,7 @@ impl Incoming {
         self.shared = Some(shared);
         let completion = completion?;
         self.next = self.next.wrapping_add(1);
-        self.receiver.take(&message);
+        self.receiver.take();
         if completion.status != CompletionStatus::Success {
             self.is_broken = true;
             fail(session, rings);
@@ -412,7 +413,7 @@ impl Incoming {
             let taken = Receive { wr_id: receive.ring.wr_id_at(position), sges: &sges[..count], pd: rings.pd };
             let filled = self.fill::<SGES_MAX>(session, rings, &taken, (&message, position), timestamps);
             drop(receive);
-            self.receiver.take(&message);
+            self.receiver.take();
             self.receiver.commit();
             if filled.status == CompletionStatus::Success {
                 *completion = filled;

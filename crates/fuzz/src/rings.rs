@@ -54,7 +54,9 @@ impl Segments {
         for segment in self.all() {
             segment.write(0, &zeros[..zeros.len().min(segment.bytes())], false).expect("it is inside");
         }
-        self.direct_ring.write(direct_ring::CREDITS, &[0; CREDIT_COUNT as usize * 8], false).expect("it is inside");
+        self.direct_ring
+            .write(direct_ring::credits(CREDIT_COUNT), &[0; CREDIT_COUNT as usize * 8], false)
+            .expect("it is inside");
     }
 }
 
@@ -220,7 +222,7 @@ impl<'a> Rings<'a> {
     fn receive_message(&mut self) {
         if let Some(message) = self.receiver.peek() {
             assert!(message.length <= DIRECT_RING_MESSAGE_BYTES_MAX);
-            self.receiver.take(&message);
+            self.receiver.take();
             self.receiver.commit();
         }
     }

@@ -5,9 +5,11 @@
 //! spoil the messages that its receiver gets from it, and what a receiver says those that it is
 //! sent; nothing else.
 //!
-//! Invariant: the sender publishes at most as many descriptors and units of data as the receiver
-//! has not freed; places are reckoned by both from the lengths alone, so they never name memory
-//! outside the ring.
+//! Invariant: the sender never publishes over what the receiver has not freed. The receiver takes
+//! places from the sender, and has none outside the ring: each number of a slot that a descriptor
+//! can hold is one of the ring's, and the place of data is bounded.
+mod places;
+
 use crate::handshake;
 use crate::layout::{
     CREDIT_ROUTED, DIRECT_RING_OPEN, descriptor,
@@ -16,6 +18,7 @@ use crate::layout::{
 use crate::own::{OwnMemory, OwnRange};
 use crate::segment::Segment;
 use freeflow_verbs::CompletionFlags;
+use places::{Data, Slots};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
@@ -41,6 +44,9 @@ pub struct Staged {
 const CACHE_LINE_BYTES: usize = 64;
 /// Payload in the first cache line of a descriptor.
 const FIRST_LINE_PAYLOAD_BYTES: usize = CACHE_LINE_BYTES - descriptor::PAYLOAD;
+
+/// Where the number of the next slot stands in the word at [`descriptor::FLAGS`].
+const NEXT_SLOT_SHIFT: u32 = 16;
 
 /// Set in [`descriptor::FLAGS`] of a report of a WRITE, beyond the flags of the completion.
 const REPORTS_WRITE: u64 = 1 << 8;
@@ -81,31 +87,19 @@ impl CreditList {
     }
 }
 
-/// Free-running counts of descriptors and units of data.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct RingPosition {
-    descriptor: u32,
-    unit: u32,
+fn descriptor_at(slot: u8) -> usize {
+    direct_ring::DESCRIPTORS + slot as usize * DESCRIPTOR_BYTES
 }
 
-impl RingPosition {
-    /// Where the payload of a message of this length begins, and the place after the message.
-    fn advance(self, length: u32) -> (usize, Self) {
-        let descriptor = self.descriptor.wrapping_add(1);
-        if length as usize <= descriptor::PAYLOAD_BYTES_MAX {
-            let payload = descriptor_at(self.descriptor) + descriptor::PAYLOAD;
-            return (payload, Self { descriptor, unit: self.unit });
-        }
-        let units = length.div_ceil(UNIT_BYTES as u32);
-        let before_end = UNIT_COUNT - self.unit % UNIT_COUNT;
-        let first = if units > before_end { self.unit.wrapping_add(before_end) } else { self.unit };
-        let payload = direct_ring::DATA + (first % UNIT_COUNT) as usize * UNIT_BYTES;
-        (payload, Self { descriptor, unit: first.wrapping_add(units) })
-    }
+/// Where data begins whose place the sender names: inside the ring, whatever it says.
+fn data_at(first: u32, length: u32) -> usize {
+    let last = UNIT_COUNT - length.div_ceil(UNIT_BYTES as u32);
+    direct_ring::DATA + first.min(last) as usize * UNIT_BYTES
 }
 
-fn descriptor_at(position: u32) -> usize {
-    direct_ring::DESCRIPTORS + (position % DESCRIPTOR_COUNT) as usize * DESCRIPTOR_BYTES
+/// Whether the payload of a message is not in its descriptor.
+fn has_data(length: u32) -> bool {
+    length as usize > descriptor::PAYLOAD_BYTES_MAX
 }
 
 /// The sender's end.
@@ -115,9 +109,12 @@ pub struct DirectRingSender {
     /// Words of the last cache line of credits that was looked at. The receiver writes there for every RECV that it
     /// posts, and each look that follows costs a transfer of the line.
     seen: [u64; CREDITS_PER_LINE],
-    next: RingPosition,
+    slots: Slots,
+    data: Data,
+    /// Messages, free-running.
+    next: u32,
     /// As the receiver said when it was last looked at.
-    freed: RingPosition,
+    freed: u32,
 }
 
 impl DirectRingSender {
@@ -125,7 +122,7 @@ impl DirectRingSender {
     pub fn new(segment: Arc<Segment>, credits: CreditList) -> Self {
         credits.check(&segment);
         let seen = [0; CREDITS_PER_LINE];
-        Self { segment, credits, seen, next: RingPosition::default(), freed: RingPosition::default() }
+        Self { segment, credits, seen, slots: Slots::new(), data: Data::default(), next: 0, freed: 0 }
     }
 
     /// The receiver takes messages.
@@ -168,25 +165,24 @@ impl DirectRingSender {
     /// The receiver's promise to the next message of the ring.
     fn promised(&self) -> Credit {
         // Acquire; partner: the Release store in `DirectRingReceiver::promise`.
-        let word = self.segment.u64(direct_ring::CREDITS).load(Ordering::Acquire);
-        let left = ((word >> 32) as u32).wrapping_sub(self.next.descriptor).cast_signed();
+        let word = self.segment.u64(credit_at(0, 1)).load(Ordering::Acquire);
+        let left = ((word >> 32) as u32).wrapping_sub(self.next).cast_signed();
         if left > 0 { Credit::Bytes(word as u32) } else { Credit::Missing }
     }
 
     /// Whether a message of this length finds room now.
     #[inline]
     pub fn has_room(&mut self, length: u32) -> bool {
-        let (_, after) = self.next.advance(length);
-        self.fits(after) || {
+        self.fits(length) || {
             self.look();
-            self.fits(after)
+            self.fits(length)
         }
     }
 
     #[inline]
-    fn fits(&self, after: RingPosition) -> bool {
-        after.descriptor.wrapping_sub(self.freed.descriptor) <= DESCRIPTOR_COUNT
-            && after.unit.wrapping_sub(self.freed.unit) <= UNIT_COUNT
+    fn fits(&self, length: u32) -> bool {
+        self.next.wrapping_sub(self.freed) < self.slots.count()
+            && (!has_data(length) || self.data.place(length).is_some())
     }
 
     /// Takes over what the receiver says, if it is possible.
@@ -194,13 +190,10 @@ impl DirectRingSender {
     fn look(&mut self) {
         // Acquire; partner: the Release store in `DirectRingReceiver::commit`: the receiver has
         // read what is now overwritten.
-        let word = self.segment.u64(direct_ring::FREED).load(Ordering::Acquire);
-        let freed = RingPosition { descriptor: word as u32, unit: (word >> 32) as u32 };
-        let is_possible = |said: u32, before: u32, next: u32| next.wrapping_sub(said) <= next.wrapping_sub(before);
-        if is_possible(freed.descriptor, self.freed.descriptor, self.next.descriptor)
-            && is_possible(freed.unit, self.freed.unit, self.next.unit)
-        {
+        let freed = self.segment.u32(direct_ring::FREED).load(Ordering::Acquire);
+        if self.next.wrapping_sub(freed) <= self.next.wrapping_sub(self.freed) {
             self.freed = freed;
+            self.data.note_freed(freed);
         }
     }
 
@@ -208,8 +201,13 @@ impl DirectRingSender {
     /// `message.length` bytes altogether.
     #[inline]
     pub fn publish(&mut self, own: OwnMemory, message: &Staged, inline: &[u8], ranges: &[OwnRange]) {
-        let (payload, after) = self.next.advance(message.length);
-        let at = descriptor_at(self.next.descriptor);
+        let at = descriptor_at(self.slots.next());
+        let (mut payload, mut first) = (at + descriptor::PAYLOAD, 0);
+        if has_data(message.length) {
+            let place = self.data.place(message.length).expect("the message has room");
+            (payload, first) = (data_at(place.first, message.length), place.first);
+            self.data.take(place, self.next);
+        }
         let end = payload + message.length as usize;
         let mut reached = payload;
         if !inline.is_empty() {
@@ -225,12 +223,29 @@ impl DirectRingSender {
         // Relaxed, both: the head's Release store brings them along.
         let second = u64::from(message.msn) | u64::from(message.immediate) << 32;
         self.segment.u64(at + descriptor::MSN).store(second, Ordering::Relaxed);
-        let written = message.written.map_or(0, |bytes| REPORTS_WRITE | u64::from(bytes) << 32);
-        self.segment.u64(at + descriptor::FLAGS).store(u64::from(message.flags.0) | written, Ordering::Relaxed);
-        let head = u64::from(message.length) | u64::from(after.descriptor) << 32;
+        let third = match message.written {
+            Some(bytes) => REPORTS_WRITE | u64::from(bytes) << 32,
+            None => u64::from(first) << 32,
+        };
+        let third = third | u64::from(message.flags.0) | u64::from(self.next_slot()) << NEXT_SLOT_SHIFT;
+        self.segment.u64(at + descriptor::FLAGS).store(third, Ordering::Relaxed);
+        self.next = self.next.wrapping_add(1);
+        let head = u64::from(message.length) | u64::from(self.next) << 32;
         // Release; partner: the Acquire load in `DirectRingReceiver::peek`.
         self.segment.u64(at + descriptor::LENGTH).store(head, Ordering::Release);
-        self.next = after;
+    }
+
+    /// Goes on to the slot of the message after this one; if all slots are in use, there are more.
+    #[inline]
+    fn next_slot(&mut self) -> u8 {
+        let is_full = |ring: &Self| ring.next.wrapping_sub(ring.freed) + 1 >= ring.slots.count();
+        if is_full(self) {
+            self.look();
+            if is_full(self) {
+                self.slots.grow();
+            }
+        }
+        self.slots.advance()
     }
 
     /// After publishing: the receiver must be notified by the router. Fences first.
@@ -260,7 +275,7 @@ fn is_of(word: u64, msn: u32) -> bool {
 }
 
 fn credit_at(msn: u32, credit_count: u32) -> usize {
-    direct_ring::CREDITS + (msn & (credit_count - 1)) as usize * 8
+    direct_ring::credits(credit_count) + (msn & (credit_count - 1)) as usize * 8
 }
 
 /// The receiver's end: who posts RECVs.
@@ -283,7 +298,10 @@ impl CreditWriter {
 /// The receiver's end: who takes messages.
 pub struct DirectRingReceiver {
     segment: Arc<Segment>,
-    next: RingPosition,
+    /// Messages that were taken, free-running.
+    taken: u32,
+    /// Of the next message.
+    slot: u8,
     wants_notification: bool,
     has_left: bool,
 }
@@ -294,7 +312,7 @@ impl DirectRingReceiver {
     pub fn new(segment: Arc<Segment>, credits: CreditList) -> (Self, CreditWriter) {
         credits.check(&segment);
         let credits = CreditWriter { segment: segment.clone(), credit_count: credits.count() };
-        let receiver = Self { segment, next: RingPosition::default(), wants_notification: false, has_left: false };
+        let receiver = Self { segment, taken: 0, slot: 0, wants_notification: false, has_left: false };
         receiver.segment.u32(direct_ring::WANTS_NOTIFICATION).store(1, Ordering::Relaxed);
         (Self { wants_notification: true, ..receiver }, credits)
     }
@@ -308,17 +326,21 @@ impl DirectRingReceiver {
     /// The next message, if there is one.
     #[inline]
     pub fn peek(&self) -> Option<Staged> {
-        let at = descriptor_at(self.next.descriptor);
+        let at = descriptor_at(self.slot);
         // Acquire; partner: the Release store in `publish`. Loaded once.
         let head = self.segment.u64(at + descriptor::LENGTH).load(Ordering::Acquire);
-        if (head >> 32) as u32 != self.next.descriptor.wrapping_add(1) {
+        if (head >> 32) as u32 != self.taken.wrapping_add(1) {
             return None;
         }
         let length = (head as u32).min(DIRECT_RING_MESSAGE_BYTES_MAX);
-        self.prefetch(at, length);
         // Relaxed, both: came with the head.
         let second = self.segment.u64(at + descriptor::MSN).load(Ordering::Relaxed);
         let third = self.segment.u64(at + descriptor::FLAGS).load(Ordering::Relaxed);
+        if has_data(length) {
+            self.segment.prefetch(data_at((third >> 32) as u32, length));
+        } else if length as usize > FIRST_LINE_PAYLOAD_BYTES {
+            self.segment.prefetch(at + CACHE_LINE_BYTES);
+        }
         Some(Staged {
             length,
             msn: second as u32,
@@ -328,28 +350,38 @@ impl DirectRingReceiver {
         })
     }
 
-    /// Has the processor fetch the payload of the message whose descriptor is there: much is done before it is copied.
+    /// The slot after one whose message was published.
     #[inline]
-    fn prefetch(&self, at: usize, length: u32) {
-        if length as usize > descriptor::PAYLOAD_BYTES_MAX {
-            self.segment.prefetch(self.next.advance(length).0);
-        } else if length as usize > FIRST_LINE_PAYLOAD_BYTES {
-            self.segment.prefetch(at + CACHE_LINE_BYTES);
-        }
+    fn slot_after(&self, at: usize) -> u8 {
+        // Relaxed: came with the head.
+        (self.segment.u64(at + descriptor::FLAGS).load(Ordering::Relaxed) >> NEXT_SLOT_SHIFT) as u8
     }
 
-    /// Whether the message of this number, free-running from 0, is published: of one that was not
-    /// taken.
-    pub fn is_published(&self, number: u32) -> bool {
-        // Acquire; partner: the Release store in `publish`.
-        let head = self.segment.u64(descriptor_at(number) + descriptor::LENGTH).load(Ordering::Acquire);
-        (head >> 32) as u32 == number.wrapping_add(1)
+    /// How many messages were published until now, free-running.
+    pub fn published(&self) -> u32 {
+        let (mut number, mut slot) = (self.taken(), self.slot);
+        for _ in 0..DESCRIPTOR_COUNT {
+            let at = descriptor_at(slot);
+            // Acquire; partner: the Release store in `publish`.
+            let head = self.segment.u64(at + descriptor::LENGTH).load(Ordering::Acquire);
+            if (head >> 32) as u32 != number.wrapping_add(1) {
+                break;
+            }
+            (number, slot) = (number.wrapping_add(1), self.slot_after(at));
+        }
+        number
     }
 
     /// Copies the payload of the message that `peek` gave to these ranges, as far as they reach.
     #[inline]
     pub fn copy_out(&self, own: OwnMemory, message: &Staged, to: impl Iterator<Item = OwnRange>) {
-        let (mut payload, _) = self.next.advance(message.length);
+        let at = descriptor_at(self.slot);
+        let mut payload = at + descriptor::PAYLOAD;
+        if has_data(message.length) {
+            // Relaxed: came with the head.
+            let third = self.segment.u64(at + descriptor::FLAGS).load(Ordering::Relaxed);
+            payload = data_at((third >> 32) as u32, message.length);
+        }
         let mut left = message.length;
         for range in to {
             let bytes = range.bytes.min(left);
@@ -365,14 +397,15 @@ impl DirectRingReceiver {
 
     /// The message that `peek` gave is done with.
     #[inline]
-    pub fn take(&mut self, message: &Staged) {
-        (_, self.next) = self.next.advance(message.length);
+    pub fn take(&mut self) {
+        self.slot = self.slot_after(descriptor_at(self.slot));
+        self.taken = self.taken.wrapping_add(1);
     }
 
     /// How many messages were taken, free-running.
     #[inline]
     pub fn taken(&self) -> u32 {
-        self.next.descriptor
+        self.taken
     }
 
     /// Promises a RECV that takes so many bytes to each of the messages before this one
@@ -382,15 +415,14 @@ impl DirectRingReceiver {
         let word = u64::from(bytes) | u64::from(until) << 32;
         // Release; partner: the Acquire load in `DirectRingSender::promised`: what used the RECVs'
         // memory before has ended.
-        self.segment.u64(direct_ring::CREDITS).store(word, Ordering::Release);
+        self.segment.u64(credit_at(0, 1)).store(word, Ordering::Release);
     }
 
     /// Gives the sender back what was taken.
     #[inline]
     pub fn commit(&self) {
-        let word = u64::from(self.next.descriptor) | u64::from(self.next.unit) << 32;
         // Release; partner: the Acquire load in `look`.
-        self.segment.u64(direct_ring::FREED).store(word, Ordering::Release);
+        self.segment.u32(direct_ring::FREED).store(self.taken, Ordering::Release);
     }
 
     /// Whether the sender shall have the router notify of messages. After `true` look once more; a

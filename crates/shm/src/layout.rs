@@ -48,7 +48,7 @@
 //! by to its counters, and believes them in nothing else.
 
 /// Changes with every incompatible change in this file.
-pub const LAYOUT_VERSION: u32 = 2;
+pub const LAYOUT_VERSION: u32 = 3;
 
 /// Bytes of a request slot and of a completion entry.
 pub const SLOT_BYTES: usize = 64;
@@ -252,27 +252,34 @@ pub mod direct_ring {
     pub const STATE: usize = 0;
     /// u32, receiver: 1 if the sender must say to the router that there is a message: nobody looks.
     pub const WANTS_NOTIFICATION: usize = 4;
-    /// u64, receiver: descriptors (low half) and units of data (high half) that it has freed,
-    /// free-running.
+    /// u32, receiver: messages that it has freed, free-running.
     pub const FREED: usize = 64;
-    /// Descriptors.
+    /// Slots of descriptors. The first message is in slot 0, and each descriptor says in which slot
+    /// the next one is.
     pub const DESCRIPTORS: usize = 4096;
     pub const DESCRIPTOR_BYTES: usize = 128;
+    /// Slots. The sender uses no more than it needs, a page at a time.
     pub const DESCRIPTOR_COUNT: u32 = 256;
     /// Data.
     pub const DATA: usize = DESCRIPTORS + DESCRIPTOR_BYTES * DESCRIPTOR_COUNT as usize;
     pub const UNIT_BYTES: usize = 64;
     pub const UNIT_COUNT: u32 = 4096;
-    /// u64 each, receiver: bytes that the RECV of a position takes (low half;
+    /// Credits, where they have room before the descriptors; else behind the data.
+    const CREDITS_BEFORE: usize = 128;
+    const CREDITS_BEHIND: usize = DATA + UNIT_BYTES * UNIT_COUNT as usize;
+
+    /// Where so many credits begin: u64 each, receiver: bytes that the RECV of a position takes (low half;
     /// [`super::CREDIT_ROUTED`]: leave it to the router) and the position plus one (high half), at
     /// position modulo the count. If the receiver uses an SRQ, there is one word: how many
     /// messages of the ring, free-running, are promised a RECV (high half), and the bytes that each
     /// of these takes (low half).
-    pub const CREDITS: usize = DATA + UNIT_BYTES * UNIT_COUNT as usize;
+    pub fn credits(count: u32) -> usize {
+        if CREDITS_BEFORE + count as usize * 8 <= DESCRIPTORS { CREDITS_BEFORE } else { CREDITS_BEHIND }
+    }
 
     /// Bytes of the segment of a direct ring whose receiver has so many slots in its receive queue.
     pub fn bytes(credit_count: u32) -> usize {
-        CREDITS + credit_count as usize * 8
+        (credits(credit_count) + credit_count as usize * 8).max(CREDITS_BEHIND)
     }
 }
 
@@ -294,7 +301,10 @@ pub mod descriptor {
     pub const IMMEDIATE: usize = 12;
     /// u8: `CompletionFlags` of the receiver's completion; then u8: 1, if it reports a WRITE.
     pub const FLAGS: usize = 16;
-    /// u32: bytes that the WRITE wrote.
+    /// u8: slot of the next message.
+    pub const NEXT_SLOT: usize = 18;
+    /// u32: bytes that the WRITE wrote; or the unit of data where the payload begins, if that is not
+    /// here.
     pub const WRITTEN: usize = 20;
     /// Payload, unless it is longer than this has room for.
     pub const PAYLOAD: usize = 24;
@@ -364,7 +374,8 @@ const _: () = {
     assert!(slot::SEQUENCE == entry::SEQUENCE);
     assert!(session::BYTES.is_multiple_of(4096) && session::NOTIFICATION_SUMMARY + 8 <= session::DOORBELLS);
     assert!(queue::DIRECT_SENDS.is_multiple_of(SLOT_BYTES) && queue::DIRECT_READ_PACKETS + 8 <= queue::BYTES);
-    assert!(queue::BYTES.is_multiple_of(SLOT_BYTES) && direct_ring::CREDITS.is_multiple_of(4096));
+    assert!(queue::BYTES.is_multiple_of(SLOT_BYTES) && direct_ring::DATA.is_multiple_of(4096));
+    assert!(direct_ring::DESCRIPTOR_COUNT == 1 << 8 && descriptor::NEXT_SLOT == descriptor::FLAGS + 2);
     assert!(NOTIFICATION_WORD_COUNT == 8 * 64);
     assert!(DOORBELL_WORDS_PER_SUMMARY_BIT == 16);
 };

@@ -193,7 +193,7 @@ impl Segment {
         unsafe { AtomicU64::from_ptr(word) }
     }
 
-    /// Has the processor fetch the cache line at `offset`, which is read soon. Of no consequence otherwise, also outside.
+    /// Has the processor fetch the cache line at `offset`, which is read soon. Otherwise of no effect, also outside.
     #[inline]
     pub fn prefetch(&self, offset: usize) {
         #[cfg(target_arch = "x86_64")]

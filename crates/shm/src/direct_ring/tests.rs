@@ -49,7 +49,7 @@ fn messages_of_all_lengths_come_as_they_were_sent() {
             let (head, tail) = got.split_at_mut(length as usize / 2);
             receiver.copy_out(own(), &staged, [range_mut(head), range_mut(tail)].into_iter());
             assert_eq!(got, bytes);
-            receiver.take(&staged);
+            receiver.take();
             receiver.commit();
             assert_eq!(receiver.peek(), None);
             sent += 1;
@@ -69,7 +69,7 @@ fn it_fills_and_empties() {
     for expected in 0..count {
         let staged = receiver.peek().unwrap();
         assert_eq!(staged.msn, expected);
-        receiver.take(&staged);
+        receiver.take();
     }
     assert!(!sender.has_room(8), "nothing was given back yet");
     receiver.commit();
@@ -80,6 +80,49 @@ fn it_fills_and_empties() {
         large += 1;
     }
     assert_eq!(large, 4);
+}
+
+/// Messages at most so many at once, in turns of them: the slots that were used.
+fn slots_used(at_once: &[u32]) -> usize {
+    let (mut sender, mut receiver, _, _) = ends(64);
+    let (mut used, mut sent) = (std::collections::HashSet::new(), 0);
+    for &count in at_once {
+        for _ in 0..count {
+            used.insert(sender.slots.next());
+            assert!(sender.has_room(8));
+            sender.publish(own(), &message(sent, 8), &[sent as u8; 8], &[]);
+            sent += 1;
+        }
+        assert_eq!(receiver.published(), sent);
+        while let Some(staged) = receiver.peek() {
+            let mut got = [0; 8];
+            receiver.copy_out(own(), &staged, [range_mut(&mut got)].into_iter());
+            assert_eq!(got, [staged.msn as u8; 8]);
+            receiver.take();
+        }
+        assert_eq!(receiver.taken(), sent);
+        receiver.commit();
+    }
+    used.len()
+}
+
+#[test]
+fn no_more_slots_are_used_than_messages_at_once_need() {
+    assert_eq!(slots_used(&[1; 1000]), 32);
+    assert_eq!(slots_used(&[31; 1000]), 32);
+    assert_eq!(slots_used(&[7, 32, 1, 33, 20, 64, 31, 65, 5, 5, 5, 90, 90, 1]), 96);
+    assert_eq!(slots_used(&[3, 200, 256, 1, 255, 256, 17, 256, 256]), 256);
+}
+
+#[test]
+fn credits_lie_in_the_page_of_the_header_or_behind_the_data() {
+    for count in [1, 2, 128, 256, 512, 1 << 14] {
+        let (first, end) = (direct_ring::credits(count), direct_ring::credits(count) + count as usize * 8);
+        assert!(end <= direct_ring::bytes(count));
+        let data_end = direct_ring::DATA + UNIT_BYTES * UNIT_COUNT as usize;
+        assert!(first >= data_end || first > direct_ring::FREED + 8 && end <= direct_ring::DESCRIPTORS);
+        assert_eq!(first >= data_end, count > 256);
+    }
 }
 
 #[test]
@@ -119,9 +162,9 @@ fn a_hostile_sender_reaches_nothing() {
     let mut seed = 1_u64;
     for _ in 0..20_000 {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        let at = descriptor_at(receiver.next.descriptor);
+        let at = descriptor_at(receiver.slot);
         let length = if seed & 1 == 0 { (seed >> 33) as u32 } else { (seed >> 40) as u32 % 200_000 };
-        let head = u64::from(length) | u64::from(receiver.next.descriptor.wrapping_add(1)) << 32;
+        let head = u64::from(length) | u64::from(receiver.taken.wrapping_add(1)) << 32;
         raw.u64(at).store(head, Ordering::Relaxed);
         raw.u64(at + 8).store(seed, Ordering::Relaxed);
         raw.u64(at + 16).store(seed.rotate_left(17), Ordering::Relaxed);
@@ -131,7 +174,7 @@ fn a_hostile_sender_reaches_nothing() {
         let mut buffer = [0x55_u8; 80];
         receiver.copy_out(own(), &staged, [range_mut(&mut buffer[..64])].into_iter());
         assert_eq!(buffer[64..], [0x55; 16]);
-        receiver.take(&staged);
+        receiver.take();
         receiver.commit();
     }
 }
@@ -144,8 +187,8 @@ fn a_hostile_receiver_is_not_believed() {
     while sender.has_room(8) {
         sender.publish(own(), &message(0, 8), &[0; 8], &[]);
     }
-    for lie in [u64::MAX, 1 << 31, 257, 1 << 40, u64::from(u32::MAX)] {
-        raw.u64(direct_ring::FREED).store(lie, Ordering::Relaxed);
+    for lie in [u32::MAX, 1 << 31, 257, u32::MAX - 256] {
+        raw.u32(direct_ring::FREED).store(lie, Ordering::Relaxed);
         assert!(!sender.has_room(8), "{lie:#x}");
     }
 }
@@ -161,12 +204,12 @@ fn promised_messages_are_let_in_and_no_more() {
         sender.publish(own(), &message, &[], &[]);
     }
     assert_eq!(sender.credit(7), Credit::Missing);
-    receiver.take(&message);
+    receiver.take();
     assert_eq!(receiver.taken(), 1);
     receiver.promise(3, 60);
     assert_eq!(sender.credit(7), Credit::Bytes(60));
     // A ring takes no more than it holds, when the receiver promises more.
-    raw.u64(direct_ring::CREDITS).store(u64::MAX >> 1, Ordering::Relaxed);
+    raw.u64(direct_ring::credits(1)).store(u64::MAX >> 1, Ordering::Relaxed);
     let mut count = 2;
     while sender.has_room(0) {
         sender.publish(own(), &message, &[], &[]);
