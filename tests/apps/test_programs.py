@@ -1,4 +1,4 @@
-"""Programs that were written for other devices: UCX's ucx_perftest, qperf, libfabric's fi_pingpong.
+"""Programs that were written for other devices: UCX's ucx_perftest, qperf, libfabric's fi_pingpong, QEMU's migration.
 
 They run between two containers, on one host by the direct path and routed, and between two hosts, idle and
 beside a load of twice the processors. Most of them compare no byte, so a UCP program of ours that compares
@@ -15,7 +15,7 @@ import harness
 from harness import mpi, need, places
 from harness.settings import FULL, PROGRAMS, SEED
 
-UCX_PORT, UCP_PORT, QPERF_PORT, FABRIC_PORT = 13337, 13400, 19765, 47592
+UCX_PORT, UCP_PORT, QPERF_PORT, FABRIC_PORT, QEMU_PORT = 13337, 13400, 19765, 47592, 4444
 UCX_DEVICE = "UCX_NET_DEVICES=freeflow0:1"
 TRANSPORTS = {"rc_v": "rc_v,self", "ud_v": "ud_v,self", "default": "all"}
 UCX_TESTS = [("tag_lat", "8", "200"), ("ucp_get", "100000", "50"), ("ucp_fadd", "8", "200"), ("stream_bw", "4000", "200")]
@@ -69,6 +69,16 @@ def fabric(pair, provider, kind):
     need(re.search(r"^64\s+\d+", output, re.M), output)
 
 
+def qemu(pair):
+    """It polls two CQs, both mostly empty, for each page, and waits by events: no such poll may sleep."""
+    program = PROGRAMS / "qemu_migration.py"
+    words = ["/usr/bin/python3", program, QEMU_PORT]
+    inside, output = harness.in_two_containers(*pair, words, [*words, "{ip}"], seconds=150, port=QEMU_PORT)
+    need("right contents" in inside, f"{inside}\n{output}")
+    sleeps, pages = map(int, re.search(r"^sleeps: (\d+) for (\d+) pages", output, re.M).groups())
+    need(sleeps < pages / 2, f"{sleeps} sleeps for {pages} pages")
+
+
 def jobs(loaded):
     """The name, the function and its words of each program; beside a load a choice of them."""
     for transport, words in TRANSPORTS.items():
@@ -79,6 +89,7 @@ def jobs(loaded):
     yield "qperf", qperf, ()
     for provider, kind in FABRIC:
         yield f"fi_pingpong, {provider}", fabric, (provider, kind)
+    yield "QEMU's migration", qemu, ()
 
 
 def chosen():
@@ -91,7 +102,7 @@ def chosen():
 @pytest.fixture(scope="module")
 def ucp_program():
     """A UCP program that compares every byte."""
-    harness.require_commands("ucx_perftest", "qperf", "fi_pingpong", "/usr/include/ucp/api/ucp.h")
+    harness.require_commands("ucx_perftest", "qperf", "fi_pingpong", "qemu-system-x86_64", "/usr/include/ucp/api/ucp.h")
     with tempfile.TemporaryDirectory(prefix="freeflow-programs.") as directory:
         program = pathlib.Path(directory) / "ucp"
         harness.run(["cc", *mpi.FLAGS, "-o", program, PROGRAMS / "ucp.c", "-lucp", "-lucs"])

@@ -12,7 +12,10 @@
 //! was posted, once an empty poll of its CQ sees that.
 //!
 //! A program that does other work between its polls is not held up: the time between two of them
-//! shows that ([`OWN_WORK_NS`]).
+//! shows that ([`OWN_WORK_NS`]). Nor is one that waits by events: it polls between small pieces of
+//! work (QEMU's migration: twice for each 4 KiB page), and blocks on the channel when it has
+//! nothing to do. So polls of a CQ of which an event was taken lately return at once
+//! ([`EVENTS_NS`]); a yield would give the program's other threads a whole slice.
 //!
 //! Invariant: a poll sleeps only if its CQ was empty [`EMPTY_POLLS_BEFORE_YIELD`] times since the
 //! router last brought anything to the process, and since the thread's wait began. So a thread that
@@ -33,6 +36,8 @@ const SPIN_NS: u64 = 50_000;
 const LONG_WAIT_NS: u64 = 100_000;
 /// A thread that polls again only after this time does other work between its polls.
 const OWN_WORK_NS: u64 = 10_000;
+/// So long after an event of a CQ was taken, its program is one that waits by events.
+const EVENTS_NS: u64 = 1_000_000_000;
 /// The longest sleep: a program may wait for more than completions.
 const SLEEP_NS: u64 = 100_000;
 /// Nobody wakes a sleeper whose message came by a direct ring: a thread sleeps only after this many
@@ -50,6 +55,10 @@ pub(crate) struct Backoff {
     /// Which thread's that was, and which of its waits. Several threads by turns are taken for one.
     thread: usize,
     wait: u32,
+    /// An event was taken, and no poll has noted when.
+    has_new_event: bool,
+    /// When a poll noted the last event; 0: there was none.
+    event_ns: u64,
 }
 
 /// The wait of a thread, whatever CQs it polls.
@@ -162,6 +171,11 @@ impl Backoff {
         }
     }
 
+    /// An event of this CQ was taken.
+    pub fn note_event(&mut self) {
+        self.has_new_event = true;
+    }
+
     /// `has_direct_rings`: messages may come without the router.
     #[inline]
     pub fn next_action(&mut self, session: &Session, post_hint: &PostHint, has_direct_rings: bool) -> EmptyPollAction {
@@ -189,6 +203,13 @@ impl Backoff {
         (self.thread, self.wait) = (thread, wait);
     }
 
+    fn waits_by_events(&mut self, now_ns: u64) -> bool {
+        if std::mem::take(&mut self.has_new_event) {
+            self.event_ns = now_ns;
+        }
+        self.event_ns != 0 && now_ns.saturating_sub(self.event_ns) < EVENTS_NS
+    }
+
     #[inline]
     fn next_pause(
         &mut self,
@@ -210,6 +231,9 @@ impl Backoff {
         if wait.ended_ns != 0 && now_ns.saturating_sub(wait.ended_ns) > OWN_WORK_NS {
             // This gap counts once.
             wait.restart();
+            return Pause::Return;
+        }
+        if self.waits_by_events(now_ns) {
             return Pause::Return;
         }
         if wait.began_ns == 0 {
@@ -387,6 +411,18 @@ mod tests {
             assert_eq!(polls((&mut without, &mut wait), 0, turn, 1, true).2, 0, "{turn}");
         }
         assert_eq!(polls((&mut without, &mut wait), 0, 1_000, 1_100, true), (0, 1_022, 78), "it is polled no more");
+    }
+
+    #[test]
+    fn whoever_waits_by_events_is_not_held_up() {
+        let (mut backoff, mut wait) =
+            (Backoff::default(), ThreadWait { last_wait_ns: LONG_WAIT_NS, ..ThreadWait::NEW });
+        backoff.note_event();
+        assert_eq!(polls((&mut backoff, &mut wait), 0, 1, 10_000, true), (10_000, 0, 0));
+        backoff.note_event();
+        assert_eq!(polls((&mut backoff, &mut wait), 0, 900_000, 10_000, true), (10_000, 0, 0));
+        assert_eq!(polls((&mut backoff, &mut wait), 0, 1_800_000, 10_000, true), (10_000, 0, 0));
+        assert_eq!(polls((&mut backoff, &mut wait), 0, 2_000_000, 10_000, true), (0, 0, 10_000), "no event any more");
     }
 
     #[test]

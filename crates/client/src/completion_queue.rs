@@ -3,8 +3,7 @@
 //! Invariant: a request's slot is given back to its queue when its completion is *returned* by a
 //! poll, never before; so no queue can have more unreturned completions than requests it may hold.
 //!
-//! Invariant: completions of a destroyed or reset QP are dropped, at the latest when they are
-//! polled.
+//! Invariant: completions of a destroyed or reset QP are dropped when they are polled at the latest.
 //!
 //! Completions come by the ring, from the router; by the inbox, from posters that carried their
 //! requests out themselves; and by the direct rings of QPs whose RECVs complete here, which are
@@ -252,6 +251,7 @@ impl CompletionQueue {
     /// An event of this CQ was taken: it reports all that can be polled now.
     pub fn note_event(&self) {
         let mut inner = self.inner.lock();
+        inner.backoff.note_event();
         inner.reported = inner.ring.published();
         inner.early_reported = true;
         self.inbox.note_reported();
