@@ -17,6 +17,7 @@
 //!
 //! Invariant: no figure is printed without the limit that bounds it, taken in the same run, and the hand-off before
 //! and after, because the distance of the cores decides more than any program.
+pub mod beside_tcp;
 pub mod cm;
 pub mod crowd;
 pub mod direct;

@@ -6,7 +6,7 @@ use freeflow_bench::report::{Report, idle_table, limits_table, machine, measured
 use freeflow_bench::suite::{Pair, Plan, idle};
 use freeflow_bench::verbs::{Job, Memory, Operation, Traffic, agent};
 use freeflow_bench::{
-    cm, direct, instructions, memory, neighbours, perftest, programs, qos, results, sys, wire, workers,
+    beside_tcp, cm, direct, instructions, memory, neighbours, perftest, programs, qos, results, sys, wire, workers,
 };
 use std::env;
 use std::fs;
@@ -234,6 +234,11 @@ fn measure_parts(options: &Options, report: &mut Report) -> io::Result<()> {
         && let Err(error) = programs::measure(freeflow, options.quick, journal, &mut report.programs)
     {
         journal.fail(format!("programs: {error}"));
+    }
+    if options.part("programs")
+        && let Err(error) = beside_tcp::measure(freeflow, options.quick, journal, &mut report.programs)
+    {
+        journal.fail(format!("programs beside TCP: {error}"));
     }
     if options.part("qos") {
         let effort = if options.quick { qos::Effort::QUICK } else { qos::Effort::FULL };
