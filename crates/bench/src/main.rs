@@ -173,7 +173,8 @@ fn bench(options: &Options) -> io::Result<ExitCode> {
         report.journal.show(table);
     }
     report.show_expectations();
-    let suspects: Vec<&Limit> = report.limits.list.iter().filter(|limit| limit.suspect()).collect();
+    let is_suspect = |limit: &&Limit| limit.suspect() || report.limits.is_contradicted(limit);
+    let suspects: Vec<&Limit> = report.limits.list.iter().filter(is_suspect).collect();
     for limit in &suspects {
         println!("  suspect limit: {} ({} B); was the machine quiet?", limit.name, limit.bytes);
     }

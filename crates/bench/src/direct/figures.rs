@@ -97,9 +97,12 @@ fn harness(operation: Operation, bytes: usize, floor: f64, aim: f64) -> Figure {
         wanted: Wanted { group, what, limit, unit: "Gb/s", floor, aim },
         limit: Box::new(move |bench| {
             let (places, total) = (relay_copy::slots(bytes), bench.effort.copied_bytes);
-            let once = || Copies::once(bytes, places, places, total);
-            let copies = if twice { Copies::twice(bytes, places, total) } else { once() };
-            copy::gbit_per_s(&copies).map_err(failed)
+            if !twice {
+                return copy::gbit_per_s(&Copies::once(bytes, places, places, total)).map_err(failed);
+            }
+            let (two, read) = (Copies::twice(bytes, places, total), Copies::once_and_read(bytes, places, total));
+            let refused = "the limit is refused: one copy that is read is more than four times as fast as two";
+            copy::two_copies(&two, &read, copy::gbit_per_s).map_err(failed)?.ok_or_else(|| refused.to_owned())
         }),
         value: Box::new(move |bench| bench.stream(Memory::Ordinary, operation, bytes)),
     }

@@ -51,7 +51,7 @@ pub enum Better {
 }
 
 /// Result of the reference machine, in the limit's unit; the worse end of a range.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Reference {
     pub near: Option<f64>,
     pub far: Option<f64>,
@@ -141,8 +141,17 @@ impl Limits {
     }
 
     /// The middle figure of a limit, in its own unit.
+    ///
+    /// `None`, too, if another limit says that it is none.
     pub fn figure(&self, name: &str, bytes: usize) -> Option<f64> {
-        self.find(name, bytes).map(|limit| limit.summary.p50)
+        self.find(name, bytes).filter(|limit| !self.is_contradicted(limit)).map(|limit| limit.summary.p50)
+    }
+
+    /// Whether another limit says that this is none.
+    pub fn is_contradicted(&self, limit: &Limit) -> bool {
+        let read_copy = || self.find(copy::READ_COPY, limit.bytes);
+        limit.name == copy::TWO_COPIES
+            && read_copy().is_some_and(|read| copy::contradicts(read.summary.p50, limit.summary.p50))
     }
 }
 
