@@ -196,7 +196,7 @@ impl<'a> Pair<'a> {
         let cpu = self.host.router_cpu_ns();
         self.runner.send(&Request::Run { job })?;
         let outcome = ended(self.runner.receive(within)?)?;
-        let router_cpu_ns = self.host.router_cpu_ns() - cpu;
+        let router_cpu_ns = self.host.router_cpu_ns().saturating_sub(cpu);
         let nothing = Outcome { figures: None, message_count: 0, cpu_ns: 0, elapsed_ns: 0 };
         let served = if passive { nothing } else { ended(self.server.receive(within)?)? };
         self.release()?;
@@ -274,7 +274,7 @@ pub fn idle(host: &Freeflow, mode: &str, what: &'static str, seconds: f64) -> Re
     let (begun, cpu) = (Instant::now(), host.router_cpu_ns());
     thread::sleep(Duration::from_secs_f64(seconds));
     let elapsed = begun.elapsed().as_secs_f64();
-    let share = (host.router_cpu_ns() - cpu) as f64 / 1e9 / elapsed;
+    let share = host.router_cpu_ns().saturating_sub(cpu) as f64 / 1e9 / elapsed;
     let worker_after = worker_us()?;
     let worker_elapsed = begun.elapsed().as_secs_f64() + SETTLE.as_secs_f64();
     let worker_share = worker_before

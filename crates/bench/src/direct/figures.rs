@@ -60,7 +60,7 @@ fn latency() -> Vec<Figure> {
     vec![
         one("ib_write_lat", "WRITE", 8, 4.0, 2.5),
         one("ib_write_lat", "WRITE", 64, 4.0, 2.5),
-        one("ib_send_lat", "SEND", 64, 6.0, 4.0),
+        one("ib_send_lat", "SEND", 64, 2.0, 1.6),
     ]
 }
 
@@ -80,8 +80,8 @@ fn rates() -> Vec<Figure> {
     };
     vec![
         // A completion of every message is polled, at both ends; by itself perftest asks for one of a hundred.
-        one("ib_send_bw", "SEND", &["-Q", "1"], 0.06, 0.15),
-        one("ib_write_bw", "WRITE", &[], 0.15, 0.3),
+        one("ib_send_bw", "SEND", &["-Q", "1"], 0.09, 0.15),
+        one("ib_write_bw", "WRITE", &[], 0.2, 0.3),
     ]
 }
 
@@ -202,7 +202,7 @@ fn foreign() -> Vec<Figure> {
 fn routed() -> Vec<Figure> {
     let what = "routed SEND 64 B, round trip".to_owned();
     vec![Figure {
-        wanted: Wanted { group: "SEND", what, limit: relay::UNPINNED, unit: "us", floor: 2.0, aim: 1.3 },
+        wanted: Wanted { group: "SEND", what, limit: relay::UNPINNED, unit: "us", floor: 1.3, aim: 1.15 },
         limit: Box::new(|bench| relay::unpinned_us(bench.effort.limits).map_err(failed)),
         value: Box::new(|bench| bench.routed(|bench| bench.round_trip(Memory::Ordinary, Operation::Send, 64))),
     }]
