@@ -197,7 +197,7 @@ fn rows(title: &'static str, has_bound: bool, mut ends: Ends<'_>, runs: usize, j
     series
 }
 
-fn is_installed(command: &str) -> bool {
+pub(crate) fn is_installed(command: &str) -> bool {
     env::var_os("PATH").is_some_and(|path| env::split_paths(&path).any(|folder| folder.join(command).is_file()))
 }
 

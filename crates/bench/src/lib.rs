@@ -29,6 +29,7 @@ pub mod journal;
 pub mod lab;
 pub mod limits;
 pub mod memory;
+pub mod mpi;
 pub mod neighbours;
 pub mod perftest;
 pub mod programs;

@@ -6,7 +6,8 @@ use freeflow_bench::report::{Report, idle_table, limits_table, machine, measured
 use freeflow_bench::suite::{Pair, Plan, idle};
 use freeflow_bench::verbs::{Job, Memory, Operation, Traffic, agent};
 use freeflow_bench::{
-    beside_tcp, cm, direct, instructions, memory, neighbours, perftest, programs, qos, results, sys, wire, workers,
+    beside_tcp, cm, direct, instructions, journal, memory, mpi, neighbours, perftest, programs, qos, results, sys,
+    wire, workers,
 };
 use std::env;
 use std::fs;
@@ -231,15 +232,8 @@ fn measure_parts(options: &Options, report: &mut Report) -> io::Result<()> {
             journal.fail(format!("cm: {error}"));
         }
     }
-    if options.part("programs")
-        && let Err(error) = programs::measure(freeflow, options.quick, journal, &mut report.programs)
-    {
-        journal.fail(format!("programs: {error}"));
-    }
-    if options.part("programs")
-        && let Err(error) = beside_tcp::measure(freeflow, options.quick, journal, &mut report.programs)
-    {
-        journal.fail(format!("programs beside TCP: {error}"));
+    if options.part("programs") {
+        measure_programs(freeflow, options.quick, journal, &mut report.programs);
     }
     if options.part("qos") {
         let effort = if options.quick { qos::Effort::QUICK } else { qos::Effort::FULL };
@@ -254,6 +248,18 @@ fn measure_parts(options: &Options, report: &mut Report) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+fn measure_programs(freeflow: &Path, is_quick: bool, journal: &mut journal::Journal, all: &mut Vec<cm::Series>) {
+    if let Err(error) = programs::measure(freeflow, is_quick, journal, all) {
+        journal.fail(format!("programs: {error}"));
+    }
+    if let Err(error) = beside_tcp::measure(freeflow, is_quick, journal, all) {
+        journal.fail(format!("programs beside TCP: {error}"));
+    }
+    if let Err(error) = mpi::measure(freeflow, is_quick, journal, all) {
+        journal.fail(format!("programs, MPI: {error}"));
+    }
 }
 
 type Group = (&'static str, fn(Effort) -> io::Result<Vec<Limit>>);
