@@ -17,6 +17,8 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+/// Begin of both tables' titles.
+pub const TITLE: &str = "Programs beside their own TCP";
 const RUN_MS_MAX: u64 = 60_000;
 /// Time for a server to listen.
 const LISTEN: &str = "0.5";

@@ -1,13 +1,13 @@
 //! `freeflow-bench`: see `--help` and docs/performance/METHOD.md.
 use freeflow_bench::host::{Freeflow, MODES};
+use freeflow_bench::journal::Journal;
 use freeflow_bench::limits::handoff::Handoff;
 use freeflow_bench::limits::{self, Effort, Limit};
 use freeflow_bench::report::{Report, idle_table, limits_table, machine, measured_table, perftest_table};
 use freeflow_bench::suite::{Pair, Plan, idle};
 use freeflow_bench::verbs::{Job, Memory, Operation, Traffic, agent};
 use freeflow_bench::{
-    beside_tcp, cm, direct, instructions, journal, memory, mpi, neighbours, perftest, programs, qos, results, sys,
-    wire, workers,
+    beside_tcp, cm, direct, instructions, memory, mpi, neighbours, perftest, programs, qos, results, sys, wire, workers,
 };
 use std::env;
 use std::fs;
@@ -26,7 +26,7 @@ usage: freeflow-bench [options]
   --quick            about six minutes instead of half an hour; fewer sizes, shorter runs
   --only LIST        of limits, latency, bandwidth, idle, perftest, memory, workers, direct, wire, cm, programs, qos,
                      neighbours (default: all; the ratios of latency and bandwidth need limits; direct, wire, cm and qos have their own)
-  --tables TEXT      of direct, wire, cm and qos, only tables with this in their title: streams, trips, loss, flows ...
+  --tables TEXT      of direct, wire, cm, programs and qos, only tables with this in their title: streams, trips, loss, flows ...
   --modes LIST       of fastpath, lowcpu, adaptive (default: all)
   --freeflow PATH    the freeflow program (default: dist/bin/freeflow)
   --programs DIR     the C test programs, of which neighbours are (default: target/test-programs)
@@ -233,7 +233,7 @@ fn measure_parts(options: &Options, report: &mut Report) -> io::Result<()> {
         }
     }
     if options.part("programs") {
-        measure_programs(freeflow, options.quick, journal, &mut report.programs);
+        measure_programs(freeflow, options.quick, tables, journal, &mut report.programs);
     }
     if options.part("qos") {
         let effort = if options.quick { qos::Effort::QUICK } else { qos::Effort::FULL };
@@ -250,15 +250,15 @@ fn measure_parts(options: &Options, report: &mut Report) -> io::Result<()> {
     Ok(())
 }
 
-fn measure_programs(freeflow: &Path, is_quick: bool, journal: &mut journal::Journal, all: &mut Vec<cm::Series>) {
-    if let Err(error) = programs::measure(freeflow, is_quick, journal, all) {
-        journal.fail(format!("programs: {error}"));
-    }
-    if let Err(error) = beside_tcp::measure(freeflow, is_quick, journal, all) {
-        journal.fail(format!("programs beside TCP: {error}"));
-    }
-    if let Err(error) = mpi::measure(freeflow, is_quick, journal, all) {
-        journal.fail(format!("programs, MPI: {error}"));
+/// Those with `only` in their titles.
+fn measure_programs(freeflow: &Path, is_quick: bool, only: &str, journal: &mut Journal, all: &mut Vec<cm::Series>) {
+    type Measure = fn(&Path, bool, &mut Journal, &mut Vec<cm::Series>) -> Result<(), String>;
+    let parts: [(&str, Measure); 3] =
+        [(programs::TITLE, programs::measure), (beside_tcp::TITLE, beside_tcp::measure), (mpi::TITLE, mpi::measure)];
+    for (title, measure) in parts.into_iter().filter(|(title, _)| title.contains(only)) {
+        if let Err(error) = measure(freeflow, is_quick, journal, all) {
+            journal.fail(format!("{title}: {error}"));
+        }
     }
 }
 

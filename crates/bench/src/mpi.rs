@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-const TITLE: &str = "MPI between two containers";
+pub const TITLE: &str = "MPI between two containers";
 const RUN_MS_MAX: u64 = 60_000;
 /// Time for what the launcher started elsewhere to end after it.
 const END_MS_MAX: u64 = 5000;

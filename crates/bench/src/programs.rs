@@ -10,7 +10,7 @@ use crate::verbs::{Reply, Request};
 use std::path::Path;
 use std::time::Duration;
 
-const TITLE: &str = "UCX between two containers";
+pub const TITLE: &str = "UCX between two containers";
 const RUN_MS_MAX: u64 = 30_000;
 /// Time for the server to listen.
 const LISTEN: &str = "0.4";
