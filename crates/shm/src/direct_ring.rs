@@ -242,10 +242,20 @@ impl DirectRingSender {
         if is_full(self) {
             self.look();
             if is_full(self) {
-                self.slots.grow();
+                self.add_slots();
             }
         }
         self.slots.advance()
+    }
+
+    /// Makes no slot of them look as if its message were published: what nobody wrote is the number of one, too.
+    #[cold]
+    fn add_slots(&mut self) {
+        let published = u64::from(self.next) << 32;
+        for slot in self.slots.grow() {
+            // Relaxed: the Release store of the head that leads there brings it along.
+            self.segment.u64(descriptor_at(slot) + descriptor::LENGTH).store(published, Ordering::Relaxed);
+        }
     }
 
     /// After publishing: the receiver must be notified by the router. Fences first.

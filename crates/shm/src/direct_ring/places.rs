@@ -4,6 +4,7 @@
 //! The receiver is told each place and never the plan. Messages are freed in the order in which they were sent.
 use crate::layout::direct_ring::{DESCRIPTOR_BYTES, DESCRIPTOR_COUNT, UNIT_BYTES, UNIT_COUNT};
 use std::collections::VecDeque;
+use std::ops::RangeInclusive;
 
 /// Slots that a ring begins with, and by which it grows: a page of descriptors.
 const SLOTS_AT_ONCE: u8 = (PAGE_BYTES / DESCRIPTOR_BYTES) as u8;
@@ -46,10 +47,12 @@ impl Slots {
         self.next
     }
 
-    /// Puts unused slots into the circle behind the one in hand, if there are any. All others may be in use.
+    /// Puts unused slots into the circle behind the one in hand, if there are any, and says which. All others may be in
+    /// use.
     #[cold]
-    pub fn grow(&mut self) {
-        let Ok(first) = u8::try_from(self.count) else { return };
+    pub fn grow(&mut self) -> RangeInclusive<u8> {
+        const NONE: RangeInclusive<u8> = RangeInclusive::new(1, 0);
+        let Ok(first) = u8::try_from(self.count) else { return NONE };
         let last = first + (SLOTS_AT_ONCE - 1);
         for slot in first..last {
             self.successors[slot as usize] = slot + 1;
@@ -57,6 +60,7 @@ impl Slots {
         self.successors[last as usize] = self.successors[self.next as usize];
         self.successors[self.next as usize] = first;
         self.count += u32::from(SLOTS_AT_ONCE);
+        first..=last
     }
 }
 
@@ -68,7 +72,8 @@ pub(super) struct Data {
     head: u32,
     /// Units in use.
     window: u32,
-    /// The window has grown, and messages before this number are in the order of the old one.
+    /// The window has grown, and messages before this number, of which some are not freed, are in the order of the old
+    /// one.
     grown_at: Option<u32>,
     /// Numbers of messages with data that are not freed, and their first units.
     placed: VecDeque<(u32, u32)>,
@@ -82,16 +87,21 @@ pub(super) struct Place {
     window: u32,
 }
 
+/// Of free-running numbers that are less than half of their circle apart.
+fn is_before(number: u32, other: u32) -> bool {
+    number.wrapping_sub(other).cast_signed() < 0
+}
+
 impl Data {
     /// Where data of this length, which is not 0, may lie.
     pub fn place(&self, bytes: u32) -> Option<Place> {
         let units = bytes.div_ceil(UNIT_BYTES as u32);
         let (head, window) = (self.head, self.window);
         let at = |first| Some(Place { first, units, window });
-        let Some(&(oldest, tail)) = self.placed.front() else {
+        let Some(&(_, tail)) = self.placed.front() else {
             return if units <= window { at(0) } else { self.grown(0, units) };
         };
-        let is_open = self.grown_at.is_some_and(|number| oldest.wrapping_sub(number).cast_signed() < 0);
+        let is_open = self.grown_at.is_some();
         let end = if is_open || head > tail { window } else { tail };
         if head + units <= end {
             at(head)
@@ -120,12 +130,12 @@ impl Data {
 
     /// Messages before this number are freed.
     pub fn note_freed(&mut self, freed: u32) {
-        while self.placed.front().is_some_and(|&(number, _)| number.wrapping_sub(freed).cast_signed() < 0) {
+        while self.placed.front().is_some_and(|&(number, _)| is_before(number, freed)) {
             self.placed.pop_front();
         }
-        if self.placed.is_empty() {
-            self.grown_at = None;
-        }
+        // As soon as that is so: a number that stays is on the other side of the circle of numbers one day.
+        let is_old = |number: u32| self.placed.front().is_some_and(|&(oldest, _)| is_before(oldest, number));
+        self.grown_at = self.grown_at.filter(|&number| is_old(number));
     }
 }
 
@@ -172,6 +182,29 @@ mod tests {
                     ring.push_back((first, end));
                     next = next.wrapping_add(1);
                 }
+            }
+        }
+    }
+
+    /// As if 2^28 messages without data came between: the numbers go round, and there is always a message.
+    #[test]
+    fn places_never_overlap_while_numbers_go_round() {
+        for window in 1..6 {
+            let (mut data, mut next, mut seed) = (Data::default(), 0_u32, 0);
+            let mut ring: VecDeque<(u32, Place)> = VecDeque::new();
+            for _ in 0..1000 {
+                if ring.len() == window {
+                    ring.pop_front();
+                    data.note_freed(ring.front().map_or(next, |&(number, _)| number));
+                }
+                let place = data.place(1 + random(&mut seed) % 4000).unwrap();
+                let is_apart = |other: &Place| {
+                    place.first + place.units <= other.first || other.first + other.units <= place.first
+                };
+                assert!(ring.iter().all(|(_, other)| is_apart(other)), "{place:?} in {ring:?}");
+                data.take(place, next);
+                ring.push_back((next, place));
+                next = next.wrapping_add(1 << 28);
             }
         }
     }

@@ -114,6 +114,26 @@ fn no_more_slots_are_used_than_messages_at_once_need() {
     assert_eq!(slots_used(&[3, 200, 256, 1, 255, 256, 17, 256, 256]), 256);
 }
 
+/// Ends between which so many messages have passed.
+fn ends_at(number: u32) -> (DirectRingSender, DirectRingReceiver) {
+    let (mut sender, mut receiver, _, raw) = ends(64);
+    (sender.next, sender.freed, receiver.taken) = (number, number, number);
+    raw.u32(direct_ring::FREED).store(number, Ordering::Relaxed);
+    (sender, receiver)
+}
+
+/// Also around the wrap, where a slot that nobody wrote has the next number.
+#[test]
+fn nothing_is_found_that_was_not_published() {
+    for start in (1..=8).map(|page| u32::MAX - 32 * page).chain([0, u32::MAX / 2]) {
+        let (mut sender, receiver) = ends_at(start);
+        for count in 0..DESCRIPTOR_COUNT {
+            assert_eq!(receiver.published(), start.wrapping_add(count), "{count} after {start}");
+            sender.publish(own(), &message(count, 8), &[1; 8], &[]);
+        }
+    }
+}
+
 #[test]
 fn credits_lie_in_the_page_of_the_header_or_behind_the_data() {
     for count in [1, 2, 128, 256, 512, 1 << 14] {
