@@ -104,9 +104,10 @@ pub use mutex::{BiasedGuard, BiasedMutex};
 mod mutex {
     use super::{Bias, Entrance, STREAK};
     use crate::membarrier;
-    use crate::sys::{pause, sched_yield, this_thread};
+    use crate::sys::{pause, sched_yield, sleep_uncancelled, this_thread};
     use std::cell::UnsafeCell;
     use std::fmt;
+    use std::marker::PhantomData;
     use std::mem::ManuallyDrop;
     use std::ops::{Deref, DerefMut};
     use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -131,6 +132,8 @@ mod mutex {
     struct Habit {
         thread: u64,
         streak: u32,
+        /// Some thread may be inside without the mutex.
+        is_biased: bool,
         was_biased: bool,
     }
 
@@ -152,21 +155,32 @@ mod mutex {
         #[inline]
         pub fn lock(&self) -> BiasedGuard<'_, T> {
             match self.bias.enter(this_thread()) {
-                Some(entrance) => BiasedGuard { mutex: self, entrance: Some(entrance), habit: ManuallyDrop::new(None) },
+                Some(entrance) => self.guard(Some(entrance), None),
                 None => self.guard_shared(),
             }
         }
 
         #[cold]
         fn guard_shared(&self) -> BiasedGuard<'_, T> {
-            BiasedGuard { mutex: self, entrance: None, habit: ManuallyDrop::new(Some(self.lock_shared())) }
+            self.guard(None, Some(self.lock_shared()))
+        }
+
+        #[inline]
+        fn guard<'a>(
+            &'a self,
+            entrance: Option<Entrance<'a>>,
+            habit: Option<MutexGuard<'a, Habit>>,
+        ) -> BiasedGuard<'a, T> {
+            BiasedGuard { mutex: self, entrance, habit: ManuallyDrop::new(habit), value: PhantomData }
         }
 
         fn lock_shared(&self) -> MutexGuard<'_, Habit> {
             let mut habit = self.habit.lock().unwrap_or_else(PoisonError::into_inner);
             let thread = this_thread();
-            if self.bias.is_given() {
+            if habit.is_biased {
                 self.take_back();
+                // Not before its end: whoever is stopped there must not have said that nobody is inside.
+                habit.is_biased = false;
                 habit.streak = 0;
             }
             habit.streak = if habit.thread == thread { habit.streak + 1 } else { 0 };
@@ -179,8 +193,8 @@ mod mutex {
         fn give_bias(&self, habit: &mut Habit) {
             habit.streak = 0;
             if !habit.was_biased && membarrier::is_registered() {
+                (habit.is_biased, habit.was_biased) = (true, true);
                 self.bias.give(habit.thread);
-                habit.was_biased = true;
             }
         }
 
@@ -192,7 +206,7 @@ mod mutex {
                 match looks {
                     ..PAUSES => pause(),
                     PAUSES..YIELDS => sched_yield(),
-                    YIELDS.. => std::thread::sleep(SLEEP),
+                    YIELDS.. => sleep_uncancelled(SLEEP),
                 }
             });
         }
@@ -204,6 +218,8 @@ mod mutex {
         /// By the bias; else by the mutex, which is released out of line.
         entrance: Option<Entrance<'a>>,
         habit: ManuallyDrop<Option<MutexGuard<'a, Habit>>>,
+        /// It may be shared where the value may.
+        value: PhantomData<&'a mut T>,
     }
 
     impl<T> Deref for BiasedGuard<'_, T> {
@@ -247,6 +263,7 @@ mod mutex {
     #[cfg(test)]
     mod tests {
         use super::*;
+        use std::os::unix::thread::JoinHandleExt;
         use std::sync::Arc;
         use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -310,6 +327,49 @@ mod mutex {
             is_out.store(true, Ordering::SeqCst);
             drop(inside);
             assert!(other.join().unwrap());
+        }
+
+        /// A thread that is cancelled while it takes the bias back would leave a mutex that says nobody is inside.
+        #[test]
+        fn who_takes_the_bias_back_is_not_cancelled() {
+            unsafe extern "C" {
+                fn pthread_setcancelstate(state: libc::c_int, before: *mut libc::c_int) -> libc::c_int;
+            }
+            const PTHREAD_CANCEL_DISABLE: libc::c_int = 1;
+            assert!(membarrier::register());
+            let mutex = Arc::new(BiasedMutex::new(0_u64));
+            (0..2 * STREAK).for_each(|_| drop(mutex.lock()));
+            let mut inside = mutex.lock();
+            assert!(inside.entrance.is_some());
+            let other = std::thread::spawn({
+                let mutex = mutex.clone();
+                move || {
+                    let value = *mutex.lock();
+                    // SAFETY: its second argument may be null. Nothing of this thread may be cut off below.
+                    unsafe { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, std::ptr::null_mut()) };
+                    value
+                }
+            });
+            // Long enough for it to sleep, or else nothing is shown; never wrong.
+            std::thread::sleep(Duration::from_millis(20));
+            // SAFETY: the thread is not joined yet.
+            assert_eq!(unsafe { libc::pthread_cancel(other.as_pthread_t()) }, 0);
+            std::thread::sleep(Duration::from_millis(20));
+            *inside = 1;
+            drop(inside);
+            assert_eq!(other.join().unwrap(), 1);
+        }
+
+        trait Shared<Kind> {
+            fn holds() {}
+        }
+        impl<T: ?Sized> Shared<()> for T {}
+        impl<T: ?Sized + Sync> Shared<u8> for T {}
+
+        /// Two threads would reach the same cell. Does not compile if the guard can be shared.
+        #[test]
+        fn a_guard_of_what_can_not_be_shared_is_not_shared() {
+            <BiasedGuard<'_, std::cell::Cell<u32>> as Shared<_>>::holds();
         }
     }
 }

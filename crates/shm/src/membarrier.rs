@@ -2,6 +2,7 @@
 //!
 //! The fast side of a store-buffering pattern need then only keep the compiler from reordering its
 //! store and its load; the slow side calls [`fence_all_threads`] between its own.
+use crate::sys::sleep_uncancelled;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::time::Duration;
 
@@ -42,7 +43,7 @@ pub(crate) fn fence_all_threads() {
     let is_done = membarrier(PRIVATE_EXPEDITED) || register() && membarrier(PRIVATE_EXPEDITED);
     if !is_done {
         // A filter that came later: what others stored before is seen after a while at the latest.
-        std::thread::sleep(STORE_VISIBLE_WITHIN);
+        sleep_uncancelled(STORE_VISIBLE_WITHIN);
     }
     fence(Ordering::SeqCst);
 }

@@ -3,6 +3,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::io;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
 /// CLOCK_MONOTONIC, nanoseconds.
 ///
@@ -66,13 +67,23 @@ pub fn sched_yield() {
     rustix::thread::sched_yield();
 }
 
+/// Sleeps so long, or until a signal comes. A thread that is cancelled is not stopped here (`std::thread::sleep` is a
+/// cancellation point).
+#[cold]
+pub fn sleep_uncancelled(time: Duration) {
+    let time = timespec(time.as_nanos() as u64);
+    // SAFETY: the time lives during the call.
+    unsafe { libc::syscall(libc::SYS_nanosleep, &raw const time, 0) };
+}
+
+fn timespec(ns: u64) -> libc::timespec {
+    libc::timespec { tv_sec: (ns / 1_000_000_000) as libc::time_t, tv_nsec: (ns % 1_000_000_000) as libc::c_long }
+}
+
 /// Sleeps while the lower half of `word` is that of `value`, at most so long, unless a signal or
 /// [`futex_wake`] comes first.
 pub fn futex_wait(word: &AtomicU64, value: u64, at_most_ns: u64) {
-    let timeout = libc::timespec {
-        tv_sec: (at_most_ns / 1_000_000_000) as libc::time_t,
-        tv_nsec: (at_most_ns % 1_000_000_000) as libc::c_long,
-    };
+    let timeout = timespec(at_most_ns);
     // SAFETY: the word and the timeout live during the call. Every return value means: look again.
     unsafe {
         libc::syscall(libc::SYS_futex, lower_half(word), libc::FUTEX_WAIT, value as u32, &raw const timeout);
