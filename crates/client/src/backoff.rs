@@ -15,7 +15,8 @@
 //! shows that ([`OWN_WORK_NS`]). Nor is one that waits by events: it polls between small pieces of
 //! work (QEMU's migration: twice for each 4 KiB page), and blocks on the channel when it has
 //! nothing to do. So polls of a CQ of which an event was taken lately return at once
-//! ([`EVENTS_NS`]); a yield would give the program's other threads a whole slice.
+//! ([`EVENTS_NS`]); a yield would give the program's other threads a whole slice. Unless the router's
+//! worker waits for this very processor: nothing comes until it has it.
 //!
 //! Invariant: a poll sleeps only if its CQ was empty [`EMPTY_POLLS_BEFORE_YIELD`] times since the
 //! router last brought anything to the process, and since the thread's wait began. So a thread that
@@ -55,9 +56,7 @@ pub(crate) struct Backoff {
     /// Which thread's that was, and which of its waits. Several threads by turns are taken for one.
     thread: usize,
     wait: u32,
-    /// An event was taken, and no poll has noted when.
-    has_new_event: bool,
-    /// When a poll noted the last event; 0: there was none.
+    /// When the last event was taken; 0: there was none.
     event_ns: u64,
 }
 
@@ -172,8 +171,8 @@ impl Backoff {
     }
 
     /// An event of this CQ was taken.
-    pub fn note_event(&mut self) {
-        self.has_new_event = true;
+    pub fn note_event(&mut self, now_ns: u64) {
+        self.event_ns = now_ns;
     }
 
     /// `has_direct_rings`: messages may come without the router.
@@ -203,10 +202,7 @@ impl Backoff {
         (self.thread, self.wait) = (thread, wait);
     }
 
-    fn waits_by_events(&mut self, now_ns: u64) -> bool {
-        if std::mem::take(&mut self.has_new_event) {
-            self.event_ns = now_ns;
-        }
+    fn waits_by_events(&self, now_ns: u64) -> bool {
         self.event_ns != 0 && now_ns.saturating_sub(self.event_ns) < EVENTS_NS
     }
 
@@ -233,13 +229,14 @@ impl Backoff {
             wait.restart();
             return Pause::Return;
         }
-        if self.waits_by_events(now_ns) {
+        // Also says to the router where this thread is.
+        let is_worker_here = is_worker_here();
+        if self.waits_by_events(now_ns) && !is_worker_here {
             return Pause::Return;
         }
         if wait.began_ns == 0 {
             wait.began_ns = now_ns;
         }
-        let is_worker_here = is_worker_here();
         let is_long = now_ns.saturating_sub(wait.began_ns) >= SPIN_NS || wait.last_wait_ns >= LONG_WAIT_NS;
         let may_sleep = self.unchanged_polls > EMPTY_POLLS_BEFORE_YIELD
             && wait.polls_without_direct_ring >= POLLS_WITHOUT_DIRECT_RING;
@@ -417,12 +414,26 @@ mod tests {
     fn whoever_waits_by_events_is_not_held_up() {
         let (mut backoff, mut wait) =
             (Backoff::default(), ThreadWait { last_wait_ns: LONG_WAIT_NS, ..ThreadWait::NEW });
-        backoff.note_event();
-        assert_eq!(polls((&mut backoff, &mut wait), 0, 1, 10_000, true), (10_000, 0, 0));
-        backoff.note_event();
-        assert_eq!(polls((&mut backoff, &mut wait), 0, 900_000, 10_000, true), (10_000, 0, 0));
-        assert_eq!(polls((&mut backoff, &mut wait), 0, 1_800_000, 10_000, true), (10_000, 0, 0));
-        assert_eq!(polls((&mut backoff, &mut wait), 0, 2_000_000, 10_000, true), (0, 0, 10_000), "no event any more");
+        backoff.note_event(1_000);
+        assert_eq!(polls((&mut backoff, &mut wait), 0, 1, 10_000, false), (10_000, 0, 0));
+        backoff.note_event(900_000_000);
+        assert_eq!(polls((&mut backoff, &mut wait), 0, 900_000, 10_000, false), (10_000, 0, 0));
+        assert_eq!(polls((&mut backoff, &mut wait), 0, 1_800_000, 10_000, false), (10_000, 0, 0));
+        assert_eq!(polls((&mut backoff, &mut wait), 0, 2_000_000, 10_000, false), (0, 0, 10_000), "no event any more");
+    }
+
+    #[test]
+    fn whoever_waits_by_events_leaves_the_processor_to_the_worker() {
+        let (mut backoff, mut wait) = (Backoff::default(), ThreadWait::NEW);
+        backoff.note_event(1_000);
+        assert_eq!(polls((&mut backoff, &mut wait), 0, 1, 40, true), (20, 0, 20));
+        let mut looks = 0;
+        let mut is_worker_here = || {
+            looks += 1;
+            false
+        };
+        assert_eq!(backoff.next_pause(&mut wait, 0, || 42_000, &mut is_worker_here), Pause::Return);
+        assert_eq!(looks, 1, "the router learns where this thread polls");
     }
 
     #[test]
