@@ -19,7 +19,7 @@ use crate::rings::Rings;
 use crate::session::Session;
 use freeflow_protocol::library::{Handle, Reply, Request};
 use freeflow_shm::layout::{CQ_DOORBELL_BASE, cq_bytes};
-use freeflow_shm::{BiasedMutex, CompletionConsumer, Segment};
+use freeflow_shm::{BiasedMutex, CompletionConsumer, Segment, coarse_ns};
 use freeflow_verbs::{CQE_COUNT_MAX, Completion, CompletionFlags, CompletionOpcode, CompletionStatus, VerbsError};
 use std::collections::VecDeque;
 use std::fmt;
@@ -251,7 +251,7 @@ impl CompletionQueue {
     /// An event of this CQ was taken: it reports all that can be polled now.
     pub fn note_event(&self) {
         let mut inner = self.inner.lock();
-        inner.backoff.note_event();
+        inner.backoff.note_event(coarse_ns());
         inner.reported = inner.ring.published();
         inner.early_reported = true;
         self.inbox.note_reported();
@@ -315,6 +315,15 @@ impl CompletionQueue {
         let mut inner = self.inner.lock();
         inner.empty_ring(&self.session);
         inner.early.retain(|(completion, _)| completion.qp_cookie != cookie);
+    }
+
+    /// After [`Self::purge`], before a QP that is reset takes sends again.
+    pub(crate) fn reset_sends(&self, rings: &Rings) {
+        // What polls count of it is reset with it.
+        let _inner = self.inner.lock();
+        rings.reset_sends();
+        // Of a post that was under way when the completions were dropped.
+        self.inbox.purge(rings);
     }
 
     /// Drops the completions of a QP of which the router will send no more.

@@ -231,11 +231,10 @@ impl QueuePair {
         if resets {
             self.purge();
             if let Some(rings) = &self.rings {
-                rings.reset();
-                if let Some(inbox) = &rings.send_inbox {
-                    // A post that was under way when the completions were dropped.
-                    inbox.purge(rings);
+                if let Some(cq) = &self.send_cq {
+                    cq.reset_sends(rings);
                 }
+                rings.reset_receives();
             }
         }
         if mask.contains(QpAttributeMask::PATH_MTU) {

@@ -242,14 +242,19 @@ impl Rings {
         oldest(&self.receive.lock().ring, self.receive_done.load(Ordering::Acquire))
     }
 
-    pub fn reset(&self) {
+    /// To be called with the lock of the send CQ, whose polls count what is done.
+    pub fn reset_sends(&self) {
         let mut send = self.send.lock();
         send.ring.reset();
         send.outgoing = Outgoing::default();
         self.posting_order.reset();
+        // Relaxed, both: under that lock.
         self.inbox_taken.store(self.inbox_added.load(Ordering::Relaxed), Ordering::Relaxed);
+        // Release: as in `give_back`.
         self.send_done.store(0, Ordering::Release);
-        drop(send);
+    }
+
+    pub fn reset_receives(&self) {
         let mut receive = self.receive.lock();
         receive.ring.reset();
         (receive.credits, receive.ring_messages) = (None, 0);
