@@ -63,8 +63,9 @@ def qperf(pair):
 
 
 def fabric(pair, provider, kind):
-    """It compares what it receives (-c)."""
-    common = ["fi_pingpong", "-p", provider, "-e", kind, "-c", "-I", "100" if FULL else "20"]
+    """It compares what it receives (-c), and loses its last completions unless its peer is slow to go."""
+    slow = f"LD_PRELOAD={harness.program('late_close.so')}"
+    common = ["env", slow, "fi_pingpong", "-p", provider, "-e", kind, "-c", "-I", "100" if FULL else "20"]
     _, output = harness.in_two_containers(*pair, common, [*common, "{ip}"], seconds=60, port=FABRIC_PORT)
     need(re.search(r"^64\s+\d+", output, re.M), output)
 
