@@ -497,12 +497,13 @@ def test_large_region_that_its_peers_leave(both):
     large(*both, harness.program("direct_large"))
 
 
-def test_grant_of_a_block_that_is_not_whole_pages(both):
-    """Nothing beside the block is mapped by its peer, and the slow path is used a few times only."""
+@pytest.mark.parametrize("pages", ["64", "14"])
+def test_grant_of_a_block_that_is_not_whole_pages(both, pages):
+    """Nothing beside the block is mapped by its peer, and the slow path is used a few times only: of a small block, too."""
     host, server, client = both
     need(paths.set_path(host, "auto"), "the router does not take the data path")
     before, program = host.status()["counters"], harness.program("edges_peer")
-    harness.in_two_containers(server, client, [program, "server", PORT], [program, "client", "{ip}", PORT])
+    harness.in_two_containers(server, client, [program, "server", PORT, pages], [program, "client", "{ip}", PORT, pages])
     grown = {name: value - before[name] for name, value in host.status()["counters"].items()}
     need(grown["direct_messages"] > 0 and 0 < grown["slow_path_bytes"] < grown["bytes"] // 10, f"{grown}")
 

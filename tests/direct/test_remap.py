@@ -27,6 +27,7 @@ NOT_HERE = 77  # what a case ends with that needs something of the machine
 ALONE = ("kinds", "data", "overlap", "rereg", "resident", "stale", "fork", "limit", "many",
          "renewed", "renewed-heap", "renewed-small", "renewed-on-demand", "renewed-moved",
          "renewed-atomics")
+SMALL = ("small", "small-again", "small-writers", "small-fork")
 EDGES = ("edges", "edges-shared", "edges-fleeting", "edges-writers", "edges-signals", "edges-fork", "edges-forks", "edges-allocator")
 BESIDE = ("edges-lowest", "edges-on-demand", "edges-file", "edges-leader", "edges-immovable", "edges-unstoppable",
           "edges-foreign", "edges-uring", "edges-data-limit", "edges-far")
@@ -41,7 +42,7 @@ THREADS = ("writers", "signals", "reads", "calls", "atomics", "allocator", "fork
 
 # Those in which bytes are moved: with several workers only they are run again.
 WITH_TRAFFIC = ("data", "overlap", "rereg", "renewed", "renewed-on-demand", "renewed-atomics", "fork", "reads", "calls", "atomics", "fork-threads",
-                "edges-shared", "edges-writers", "edges-forks", "forks-busy", "borrowed", "borrowed-changes", "borrowed-renewed", "borrowed-processes")
+                "small-writers", "edges-shared", "edges-writers", "edges-forks", "forks-busy", "borrowed", "borrowed-changes", "borrowed-renewed", "borrowed-processes")
 
 PYTHON = """
 import ctypes, gc, sys
@@ -78,7 +79,9 @@ print("python: good")
 
 
 def case(container, program, name, *words):
-    settings = [f"REMAP_SECONDS={SECONDS}", f"REMAP_COUNT={COUNT}", f"REMAP_ROUNDS={ROUNDS}"]
+    # The other cases are of what a registration moves: it shall move the whole pages of each region.
+    as_usual = name.startswith(("small", "edges", "forks", "borrowed"))
+    settings = [f"FREEFLOW_REMAP={'' if as_usual else 'eager'}", f"REMAP_SECONDS={SECONDS}", f"REMAP_COUNT={COUNT}", f"REMAP_ROUNDS={ROUNDS}"]
     output = container.exec("env", *settings, *words, program, name, seconds=240)
     need(f"{name}: good" in output, output)
     return "; ".join(line for line in output.splitlines() if ": good" not in line)[:160]
@@ -119,7 +122,7 @@ def not_by_the_slow_path(host, program, name):
 
 
 def from_python(container):
-    need("python: good" in container.exec("/usr/bin/python3", "-c", PYTHON, seconds=120), "the script did not end well")
+    need("python: good" in container.exec("env", "FREEFLOW_REMAP=eager", "/usr/bin/python3", "-c", PYTHON, seconds=120), "the script did not end well")
 
 
 def killed_while_moving(host, container, program):
@@ -189,7 +192,7 @@ def containers():
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("name", WITH_TRAFFIC if WORKERS else ALONE + THREADS + EDGES + BESIDE + FORKS + BORROWED)
+@pytest.mark.parametrize("name", WITH_TRAFFIC if WORKERS else ALONE + THREADS + SMALL + EDGES + BESIDE + FORKS + BORROWED)
 def test_case(host, container, held, program, name):
     with HugePages() if name in ("kinds", "edges-immovable", "borrowed-not") else contextlib.nullcontext():
         if name in WHOLLY_BORROWED and ATTACHMENT == "local":

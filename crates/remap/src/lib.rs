@@ -14,6 +14,9 @@
 //! An arena is sparse: offsets without a remapped page cost nothing. The library reaches it by a
 //! *mirror mapping* of its own.
 //!
+//! *Small regions* are moved at once only if there have been few; later ones are once the router has used
+//! them for a while (`small_regions`).
+//!
 //! *Exclusive arenas*: the pages of a region with remote rights go into arenas that hold nothing
 //! else, as long as there are not too many. The router can grant such an arena to a peer, which
 //! then reaches it directly, and nothing besides it. The router revokes that by a command, which a
@@ -66,6 +69,7 @@ mod process_map;
 mod ranges;
 mod resharing;
 mod sharing;
+mod small_regions;
 mod stale;
 mod syscalls;
 mod table;
@@ -110,10 +114,12 @@ pub fn prepare(session: &Arc<Session>, region: RegionSpan, placement: Placement,
         if may_move && table::is_enabled() {
             table.retry_pending(session);
             // Without them, what is not moved now never will be.
-            table.receives_commands(session);
+            let receives_commands = table.receives_commands(session);
             table.borrow(session, region.touched_pages(), &mut map);
             let is_exclusive = placement == Placement::Exclusive;
-            table.move_in(session, region.whole_pages(), table::Known { renewed, map }, is_exclusive);
+            if !receives_commands || !table.leaves_in_place(&region, is_exclusive) {
+                table.move_in(session, region.whole_pages(), table::Known { renewed, map }, is_exclusive);
+            }
         }
         table.add_region(session.serial(), region);
     });

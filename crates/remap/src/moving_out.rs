@@ -167,7 +167,8 @@ impl Table {
             arenas.iter().any(|arena| arena.has_mirror_of(piece) && arena.shows(piece, area, address))
         };
         let mut is_refused = false;
-        for (pieces, holds_more) in [(&mut whole, false), (&mut partial, true)] {
+        // Partial pages join the memory beside the region, and whole ones between them both ends.
+        for (pieces, holds_more) in [(&mut partial, true), (&mut whole, false)] {
             let mut left = &mut pieces[..];
             while !left.is_empty() && !is_refused {
                 let (batch, rest) = left.split_at_mut(count_in_window(left, maps));

@@ -1,6 +1,7 @@
 //! Sharing of memory that registrations left where it was, once the router has used it by the slow
-//! path for a while: the partial first and last pages of regions, regions within a page, pages that
-//! a smaller region touched before a larger one was registered, initialised variables.
+//! path for a while: the partial first and last pages of regions, regions within a page, small regions
+//! (`small_regions`), pages that a smaller region touched before a larger one was registered,
+//! initialised variables.
 //!
 //! Regions touch these pages, so the router's accesses are frozen too, as in `resharing`. They go
 //! into shared arenas, which are never granted: a partial page holds bytes of the program that no
@@ -45,8 +46,10 @@ impl Table {
         } else if let Some(obstacle) = obstacle_to_partial_pages() {
             Err(obstacle)
         } else {
-            let unplaced = self.unplaced(serial, addresses.clone());
-            self.move_in_touched(session, Pages::Touched, unplaced, false)
+            self.share_small_regions(session, &addresses).and_then(|()| {
+                let unplaced = self.unplaced(serial, addresses.clone());
+                self.move_in_touched(session, Pages::Touched, unplaced, false)
+            })
         };
         if self.hints.are_wanted() {
             self.note_unplaced((serial, addresses), count, outcome.err());
@@ -113,7 +116,7 @@ impl Table {
 
     /// The pages there that regions touch (not on demand alone) and that are in no arena; none that regions of other
     /// sessions touch, whose routers would not stand still.
-    fn unplaced(&self, serial: u64, addresses: Range<u64>) -> Vec<Range<u64>> {
+    pub(super) fn unplaced(&self, serial: u64, addresses: Range<u64>) -> Vec<Range<u64>> {
         let mut holes = self.pins.untouched(addresses.clone());
         holes.extend(self.remapped.within(addresses.clone()).into_iter().map(|(range, _)| range));
         holes.extend(self.foreign_pages(serial));

@@ -8,6 +8,7 @@ use crate::objects;
 use crate::page_moves::{self, MOVE_BYTES_MAX, Moved, PageMove};
 use crate::process_map::{Area, FileId, ProcessMap};
 use crate::ranges::{NumberedRanges, PAGE_BYTES, RegionSpan, TouchCounts, without};
+use crate::small_regions::SmallRegions;
 use crate::stale::outside;
 use crate::threads::{is_window_possible, stack_in_use};
 use freeflow_client::{Freeze, Handle, OwnMapping, Session};
@@ -15,7 +16,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::{Range, RangeInclusive};
 use std::sync::{Arc, OnceLock};
 
-/// `off`: nothing is moved, for debugging. `whole`: whole pages of regions alone, at registration.
+/// `off`: nothing is moved, for debugging. `whole`: whole pages of regions alone, at registration. `eager`: those of
+/// small regions at registration, too, however many there are.
 const VARIABLE: &str = "FREEFLOW_REMAP";
 /// The kernel's own default of vm.max_map_count.
 const MAPPINGS_MAX: u64 = 65_530;
@@ -163,6 +165,7 @@ pub(crate) struct Table {
     /// Variables of loaded objects, in what is being shared.
     pub(super) variables: Vec<Range<u64>>,
     pub(super) hints: Hints,
+    pub(super) small_regions: SmallRegions,
 }
 
 /// Memory that the router asks to be shared.
@@ -216,6 +219,8 @@ pub(super) enum Pages {
     Copies(FileId),
     /// Of regions that the router knows.
     Touched,
+    /// The same, and each is inside one of them.
+    Whole,
 }
 
 impl Pages {
@@ -228,7 +233,7 @@ impl Pages {
     fn freeze(self) -> Freeze {
         match self {
             Self::Unknown => Freeze::Threads,
-            Self::Copies(_) | Self::Touched => Freeze::ThreadsAndRouter,
+            Self::Copies(_) | Self::Touched | Self::Whole => Freeze::ThreadsAndRouter,
         }
     }
 }
@@ -237,8 +242,10 @@ impl Pages {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Extent {
     Nothing,
-    /// Those that a registration moves.
+    /// Of any region, at its registration.
     WholePages,
+    /// All, and whole pages of any region at its registration.
+    AllEagerly,
     All,
 }
 
@@ -247,6 +254,7 @@ pub(crate) fn extent() -> Extent {
     *EXTENT.get_or_init(|| match std::env::var_os(VARIABLE) {
         Some(value) if value == "off" => Extent::Nothing,
         Some(value) if value == "whole" => Extent::WholePages,
+        Some(value) if value == "eager" => Extent::AllEagerly,
         _ => Extent::All,
     })
 }
@@ -325,6 +333,7 @@ impl Table {
         *count -= 1;
         if *count == 0 {
             self.regions.remove(&region);
+            self.small_regions.forget(&region);
             if self.regions.range(all_of(region.owner)).next().is_none() {
                 self.owners.remove(&region.owner);
             }
@@ -417,6 +426,7 @@ impl Table {
     pub(super) fn may_move(&self, session: &Session, pages: Pages, area: &Area, address: u64) -> bool {
         let is_match = match pages {
             Pages::Unknown => true,
+            Pages::Whole => !self.is_exposed(area),
             Pages::Copies(file) => !area.shared && area.file == file,
             // Also initialised variables, and the first stack.
             Pages::Touched => return self.is_shareable(area, address),
@@ -492,7 +502,7 @@ impl Table {
                 return Err(Obstacle::NotMoved);
             }
             self.commit_move_in(session, at, from..end);
-            if matches!(pages, Pages::Touched) {
+            if pages.are_partial() {
                 self.partial.remove(from..end);
                 self.partial.insert(from..end, 0);
             }

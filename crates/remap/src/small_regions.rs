@@ -1,0 +1,171 @@
+//! Whole pages of small regions. To move them costs a freeze of all threads, whatever they hold, and a program that
+//! registers a buffer for each use would stop its threads each time. So a few registrations move them at once, as those
+//! of a program that registers its buffers and then begins; from then on they stay where they are until the router has
+//! used them for a while, as partial pages do (`sharing`).
+//!
+//! They come to lie where their registration would have put them: in exclusive arenas if peers have rights to them.
+use crate::hints::Obstacle;
+use crate::precautions::obstacle_to_partial_pages;
+use crate::ranges::{PAGE_BYTES, RegionSpan, TouchCounts};
+use crate::stale::outside;
+use crate::table::{Extent, Pages, Table, extent};
+use crate::threads::now_ns;
+use freeflow_client::Session;
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Whole pages of a region up to which it is small, bytes.
+const SMALL_BYTES_MAX: u64 = 64 << 10;
+/// Registrations of small regions that move pages at once, of a process that has made none before.
+const MOVES_MAX: u64 = 64;
+/// So often one more may.
+const MOVE_EVERY_NS: u64 = 50_000_000;
+
+/// Registrations that may still move the pages of a small region at once.
+#[derive(Debug, Default)]
+struct Budget {
+    /// When it would be full.
+    full_at_ns: u64,
+}
+
+impl Budget {
+    fn take(&mut self, now_ns: u64) -> bool {
+        let full_at_ns = self.full_at_ns.max(now_ns) + MOVE_EVERY_NS;
+        let has_room = full_at_ns <= now_ns + MOVES_MAX * MOVE_EVERY_NS;
+        if has_room {
+            self.full_at_ns = full_at_ns;
+        }
+        has_room
+    }
+}
+
+/// What a table knows of them.
+#[derive(Debug, Default)]
+pub(crate) struct SmallRegions {
+    budget: Budget,
+    /// Those that stayed where they were, and to which peers have rights.
+    remote: BTreeSet<RegionSpan>,
+}
+
+impl SmallRegions {
+    pub fn forget(&mut self, region: &RegionSpan) {
+        self.remote.remove(region);
+    }
+}
+
+fn is_small(region: &RegionSpan) -> bool {
+    let pages = region.whole_pages();
+    !region.is_on_demand && !pages.is_empty() && pages.end - pages.start <= SMALL_BYTES_MAX
+}
+
+impl Table {
+    /// Whether the pages of a region that is about to be registered stay where they are for now. To be called once for
+    /// each registration.
+    pub fn leaves_in_place(&mut self, region: &RegionSpan, is_exclusive: bool) -> bool {
+        if !is_small(region) || extent() != Extent::All {
+            return false;
+        }
+        let pages = region.whole_pages();
+        // In an arena of a session that has ended, or a private copy of one: sharing does not move these.
+        let is_elsewhere = !self.remapped.within(pages.clone()).is_empty() || !self.copies.within(pages).is_empty();
+        let leaves =
+            !is_elsewhere && !self.small_regions.budget.take(now_ns()) && obstacle_to_partial_pages().is_none();
+        if leaves && is_exclusive {
+            self.small_regions.remote.insert(*region);
+        }
+        leaves
+    }
+
+    /// The small regions of a session that have whole pages there.
+    fn small_regions_at(&self, serial: u64, addresses: &Range<u64>) -> Vec<RegionSpan> {
+        let from = addresses.start.saturating_sub(SMALL_BYTES_MAX + 2 * PAGE_BYTES);
+        let owners = self.owners.iter().filter(|(_, of)| **of == serial);
+        let regions = owners.flat_map(|(&owner, _)| {
+            let bound = |start| RegionSpan { owner, start, length: 0, is_on_demand: false };
+            self.regions.range(bound(from)..bound(addresses.end)).map(|(&region, _)| region)
+        });
+        let is_there = |pages: Range<u64>| pages.start < addresses.end && addresses.start < pages.end;
+        regions.filter(|region| is_small(region) && is_there(region.whole_pages())).collect()
+    }
+
+    /// Puts the whole pages of small regions between two addresses into arenas, as their registration would have.
+    pub(super) fn share_small_regions(
+        &mut self,
+        session: &Arc<Session>,
+        addresses: &Range<u64>,
+    ) -> Result<(), Obstacle> {
+        let (mut local, mut is_local) = (Vec::new(), TouchCounts::default());
+        for region in self.small_regions_at(session.serial(), addresses) {
+            if self.small_regions.remote.contains(&region) {
+                let pages = self.unplaced(session.serial(), region.whole_pages());
+                self.move_in_whole(session, pages, true)?;
+            } else {
+                is_local.add(region.whole_pages());
+                local.push(region.whole_pages());
+            }
+        }
+        // Neighbours in one piece.
+        let Some(end) = local.iter().map(|pages| pages.end).max() else { return Ok(()) };
+        let start = local.iter().map(|pages| pages.start).min().unwrap_or(end);
+        let (all, others) = (start..end, is_local.untouched(start..end));
+        let pages = outside(self.unplaced(session.serial(), all.clone()), &all, &others);
+        self.move_in_whole(session, pages, false)
+    }
+
+    fn move_in_whole(
+        &mut self,
+        session: &Arc<Session>,
+        pages: Vec<Range<u64>>,
+        is_exclusive: bool,
+    ) -> Result<(), Obstacle> {
+        match self.move_in_touched(session, Pages::Whole, pages, is_exclusive) {
+            // Variables of the program: they go with the partial pages.
+            Err(Obstacle::PrivateFile) => Ok(()),
+            result => result,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_few_at_once_and_then_one_now_and_then() {
+        let mut budget = Budget::default();
+        let now = 1_000_000_000_000;
+        assert_eq!((0..1000).filter(|_| budget.take(now)).count() as u64, MOVES_MAX);
+        assert!(!budget.take(now + MOVE_EVERY_NS - 1) && budget.take(now + MOVE_EVERY_NS));
+        assert!(!budget.take(now + MOVE_EVERY_NS));
+        let later = now + 3600 * 1_000_000_000;
+        assert_eq!((0..1000).filter(|_| budget.take(later)).count() as u64, MOVES_MAX);
+    }
+
+    fn span(owner: usize, start: u64, length: u64) -> RegionSpan {
+        RegionSpan { owner, start, length, is_on_demand: false }
+    }
+
+    #[test]
+    fn a_region_is_small_by_its_whole_pages() {
+        assert!(is_small(&span(1, 0x1000, 0x1000)) && is_small(&span(1, 0x1001, SMALL_BYTES_MAX + 0x1ffe)));
+        assert!(!is_small(&span(1, 0x1000, SMALL_BYTES_MAX + 0x1000)));
+        assert!(!is_small(&span(1, 0x1001, 0x1000)), "it has none");
+        assert!(!is_small(&RegionSpan { is_on_demand: true, ..span(1, 0x1000, 0x1000) }));
+    }
+
+    #[test]
+    fn small_regions_are_found_by_any_page_of_theirs() {
+        let mut table = Table::new(0);
+        let all = [span(1, 0x1_0000, 0x1000), span(2, 0x1f_f800, SMALL_BYTES_MAX + 0x800), span(3, 0x20_1000, 0x1000)];
+        for (region, serial) in all.iter().zip([9, 9, 8]) {
+            table.add_region(serial, *region);
+        }
+        table.add_region(9, span(1, 0x20_0000, 0x100_0000));
+        assert_eq!(table.small_regions_at(9, &(0x1_0000..0x2_0000)), [all[0]]);
+        assert_eq!(table.small_regions_at(9, &(0x20_0000..0x21_0000)), [all[1]]);
+        assert_eq!(table.small_regions_at(9, &(0x20_f000..0x20_f001)), [all[1]]);
+        assert!(table.small_regions_at(9, &(0x21_0000..0x22_0000)).is_empty());
+        assert_eq!(table.small_regions_at(8, &(0x20_0000..0x21_0000)), [all[2]]);
+    }
+}

@@ -1,0 +1,166 @@
+// Cases of small regions: a few are moved at their registration, the others once the router uses them.
+#define _GNU_SOURCE
+#include "remap.h"
+
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { LOCAL = IBV_ACCESS_LOCAL_WRITE, BLOCK = 64 << 10, TRIES = 100000 };
+
+// Pages of which so many blocks are whole ones of those that the router counts.
+static uint8_t *blocks(unsigned count, unsigned seed) {
+    size_t bytes = (size_t)(count + 1) * BLOCK;
+    uint8_t *memory = private_pages(bytes, seed), *first = memory + (-(uintptr_t)memory & (BLOCK - 1));
+    if (first > memory) munmap(memory, (size_t)(first - memory));
+    munmap(first + count * BLOCK, (size_t)(memory + bytes - first) - count * BLOCK);
+    fill(first, count * BLOCK, seed);
+    return first;
+}
+
+// A region whose registration moved nothing.
+static struct ibv_mr *reg_in_place(uint8_t *memory, size_t bytes, int access) {
+    for (int i = 0; i < TRIES; i++) {
+        struct ibv_mr *mr = ibv_reg_mr(pd, memory, bytes, access);
+        need(mr);
+        if (!placed(memory, bytes)) return mr;
+        dereg(mr);
+    }
+    fail(__FILE__, __LINE__, "each registration moves pages");
+}
+
+void case_small(void) {
+    make_whole();
+    uint8_t *pages = blocks(2, 3);
+    struct ibv_mr *first = reg(pages, PAGE);
+    need(placed(pages, PAGE) == PAGE);
+    dereg(first);
+    struct ibv_mr *remote = reg_in_place(pages + PAGE + 100, 5 * PAGE, ALL_ACCESS);
+    struct ibv_mr *other = reg_in_place(pages + 8 * PAGE, PAGE, ALL_ACCESS);
+    struct ibv_mr *local = reg_in_place(pages + 10 * PAGE, PAGE, LOCAL);
+    struct ibv_mr *within = reg(pages + 12 * PAGE + 8, 16);
+    struct ibv_mr *beyond = reg_in_place(pages + BLOCK, PAGE, ALL_ACCESS);
+    need(use_until_placed(other, pages + 8 * PAGE, PAGE));
+    // All of the block follows, and each is where a registration would have put it.
+    for (int i = 0; placed(pages, BLOCK) < (6 + 1 + 1 + 1) * PAGE; i++) {
+        need(i < TRIES);
+        usleep(100);
+    }
+    unsigned long arena = arena_of(pages + 2 * PAGE), common = arena_of(pages + 10 * PAGE);
+    for (int i = 2; i < 6; i++) need(arena_of(pages + i * PAGE) == arena);
+    need(arena != arena_of(pages + 8 * PAGE) && arena != common && common != arena_of(pages + 8 * PAGE));
+    need(arena_of(pages + PAGE) == common && arena_of(pages + 6 * PAGE) == common && arena_of(pages + 12 * PAGE) == common);
+    need(placed(pages + BLOCK, PAGE) == 0);
+    need(is_filled(pages, 8 * PAGE, 3));
+    struct ibv_mr *all[] = {remote, other, local, within, beyond};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) dereg(all[i]);
+    need(placed(pages, 2 * BLOCK) == 0);
+    need(is_filled(pages, 8 * PAGE, 3));
+    need(areas(pages, 2 * BLOCK) == 1);
+    munmap(pages, 2 * BLOCK);
+    end_whole();
+}
+
+// As programs do that register a buffer for each use: the other threads go on.
+void case_small_again(void) {
+    make_whole();
+    uint8_t *pages = blocks(1, 4);
+    unsigned moved = 0;
+    enum { COUNT = 5000 };
+    double begin = now_us();
+    for (int i = 0; i < COUNT; i++) {
+        struct ibv_mr *mr = reg(pages + PAGE, PAGE);
+        moved += placed(pages + PAGE, PAGE) != 0;
+        rdma(IBV_WR_RDMA_WRITE, whole, whole_memory, mr, pages + PAGE + i % 64, 8);
+        need(!memcmp(pages + PAGE + i % 64, whole_memory, 8));
+        dereg(mr);
+    }
+    double seconds = (now_us() - begin) / 1e6;
+    printf("%u of %d registrations moved pages, %.1f s\n", moved, COUNT, seconds);
+    // A few at the beginning, then 20 in a second; and the router asks more and more rarely.
+    need(moved >= 1 && moved <= 64 + 1 + 20 * seconds);
+    munmap(pages, BLOCK);
+    end_whole();
+}
+
+struct counts {
+    uint8_t *pages; // some words of each page are counted up
+    unsigned page_count, word;
+    uint64_t rounds;
+};
+
+static void *count_on(void *argument) {
+    struct counts *counts = argument;
+    while (!atomic_load(&stop)) {
+        for (unsigned page = 0; page < counts->page_count; page++) {
+            volatile uint64_t *word = (volatile uint64_t *)(counts->pages + page * PAGE) + counts->word;
+            *word = *word + 1;
+        }
+        counts->rounds++;
+    }
+    return NULL;
+}
+
+// Other threads write into the pages and beside them all the time.
+void case_small_writers(void) {
+    enum { WRITERS = 3, PAGES = 8 };
+    make_whole();
+    uint8_t *pages = blocks(1, 5);
+    memset(pages, 0, BLOCK);
+    struct counts counts[WRITERS];
+    pthread_t threads[WRITERS];
+    for (unsigned i = 0; i < WRITERS; i++) {
+        counts[i] = (struct counts){pages, PAGES, 8 + i, 0};
+        threads[i] = start_thread(count_on, &counts[i]);
+    }
+    unsigned rounds = 0;
+    for (double end = now_us() + seconds() * 1e6; now_us() < end; rounds++) {
+        struct ibv_mr *mr = reg_in_place(pages + PAGE, 5 * PAGE, ALL_ACCESS), *local = reg_in_place(pages + 7 * PAGE, PAGE, LOCAL);
+        for (unsigned i = 0; !is_placed(pages + PAGE, 5 * PAGE); i++) {
+            rdma(IBV_WR_RDMA_WRITE, whole, whole_memory, mr, pages + PAGE + 2048, 64);
+            need(!memcmp(pages + PAGE + 2048, whole_memory, 64) && i < TRIES);
+        }
+        dereg(local);
+        dereg(mr);
+    }
+    stop_threads(threads, WRITERS);
+    for (unsigned i = 0; i < WRITERS; i++)
+        for (unsigned page = 0; page < PAGES; page++) {
+            uint64_t found = ((uint64_t *)(pages + page * PAGE))[8 + i];
+            if (found != counts[i].rounds) fprintf(stderr, "page %u: %lu of %lu\n", page, found, counts[i].rounds);
+            need(found == counts[i].rounds);
+        }
+    need(rounds > 0);
+    printf("%u rounds\n", rounds);
+    munmap(pages, BLOCK);
+    end_whole();
+}
+
+// A child of fork has its own copy, and the region stays the parent's.
+void case_small_fork(void) {
+    make_whole();
+    uint8_t *pages = blocks(1, 6);
+    struct ibv_mr *mr = reg_in_place(pages + PAGE, 3 * PAGE, ALL_ACCESS);
+    need(use_until_placed(mr, pages + PAGE, 3 * PAGE));
+    fill(pages, BLOCK, 7);
+    pid_t child = fork();
+    if (!child) {
+        need(is_filled(pages, BLOCK, 7) && placed(pages, BLOCK) == 0);
+        fill(pages, BLOCK, 8);
+        open_all();
+        struct ibv_mr *own = reg(pages + PAGE, 3 * PAGE);
+        need(is_filled(pages, BLOCK, 8));
+        dereg(own);
+        _exit(0);
+    }
+    int status;
+    need(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+    need(is_filled(pages, BLOCK, 7) && is_placed(pages + PAGE, 3 * PAGE));
+    rdma(IBV_WR_RDMA_WRITE, whole, whole_memory, mr, pages + 2 * PAGE, 100);
+    need(!memcmp(pages + 2 * PAGE, whole_memory, 100));
+    dereg(mr);
+    need(placed(pages, BLOCK) == 0);
+    munmap(pages, BLOCK);
+    end_whole();
+}
