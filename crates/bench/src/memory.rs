@@ -14,6 +14,8 @@ use serde_json::Value;
 pub struct Registered {
     pub memory: Memory,
     pub bytes: usize,
+    /// Others of the program at work.
+    pub threads: usize,
     pub failure: Option<String>,
     pub cost: Option<Registration>,
 }
@@ -42,15 +44,19 @@ pub fn registrations(pair: &mut Pair<'_>, quick: bool) -> Vec<Registered> {
     let sizes: &[usize] = if quick { &[4 << 10, 1 << 20] } else { &[4 << 10, 64 << 10, 1 << 20, 16 << 20, 128 << 20] };
     let mut list = Vec::new();
     for memory in Memory::ALL {
-        for &bytes in sizes {
+        let alone = sizes.iter().map(|&bytes| (bytes, 0));
+        let beside =
+            sizes.iter().filter(|&&bytes| memory == Memory::Ordinary && bytes <= 64 << 10).map(|&bytes| (bytes, 8));
+        for (bytes, threads) in alone.chain(beside) {
             let count = ((256 << 20) / bytes).clamp(3, if quick { 20 } else { 100 });
-            let cost = pair.runner.ask(&Request::Register { memory, bytes, count }).and_then(|reply| match reply {
+            let request = Request::Register { memory, bytes, count, threads };
+            let cost = pair.runner.ask(&request).and_then(|reply| match reply {
                 Reply::Registered(cost) => Ok(cost),
                 other => Err(format!("unexpected: {other:?}")),
             });
             let released = pair.runner.ask(&Request::Release).map(|_| ());
             let failure = cost.as_ref().err().or(released.as_ref().err()).cloned();
-            list.push(Registered { memory, bytes, failure, cost: cost.ok() });
+            list.push(Registered { memory, bytes, threads, failure, cost: cost.ok() });
         }
     }
     list
@@ -99,10 +105,21 @@ fn segment_bytes(pair: &Pair<'_>) -> Result<u64, String> {
 }
 
 pub fn registrations_table(list: &[Registered]) -> Table {
-    let header = ["memory", "size", "reg us", "p99", "dereg us", "p99", "mmap + copy us", "reg, times", "dereg, times"];
+    let header = [
+        "memory",
+        "size",
+        "other threads",
+        "reg us",
+        "p99",
+        "dereg us",
+        "p99",
+        "mmap + copy us",
+        "reg, times",
+        "dereg, times",
+    ];
     let mut table = Table::new("Registration, beside a bare mmap, copy and munmap of as many bytes", &header);
     for one in list {
-        let mut row = vec![one.memory.name().to_owned(), bytes(one.bytes)];
+        let mut row = vec![one.memory.name().to_owned(), bytes(one.bytes), one.threads.to_string()];
         match one.cost {
             Some(Registration { register, deregister, bare }) => row.extend([
                 figure(register.p50),
@@ -120,13 +137,24 @@ pub fn registrations_table(list: &[Registered]) -> Table {
     table
 }
 
-/// Of each kind of memory, by size.
+/// The floor and the aim for each of both verbs, times a bare mmap, copy and munmap.
+fn bounds(one: &Registered) -> Option<(f64, f64)> {
+    match (one.memory, one.bytes >> 10) {
+        (Memory::Ordinary, 4) => Some((15.0, 5.0)),
+        (Memory::Ordinary, 64) => Some((5.0, 2.5)),
+        _ => None,
+    }
+}
+
+/// Of each kind of memory, by size: the slower one of both verbs.
 pub fn registrations_plot(list: &[Registered]) -> Option<Plot> {
     let row = |one: &Registered| {
         let group = one.memory.name().to_owned();
-        let (label, cost) = (format!("{group}, {}", bytes(one.bytes)), one.cost.as_ref());
-        let value = cost.map(|cost| cost.register.p50 / cost.bare.p50);
-        Row { group, label, value, least: None, most: None, floor: None, aim: None }
+        let beside = if one.threads > 0 { format!(", {} threads", one.threads) } else { String::new() };
+        let (label, cost) = (format!("{group}, {}{beside}", bytes(one.bytes)), one.cost.as_ref());
+        let value = cost.map(|cost| cost.register.p50.max(cost.deregister.p50) / cost.bare.p50);
+        let (floor, aim) = bounds(one).unzip();
+        Row { group, label, value, least: None, most: None, floor, aim }
     };
     let (title, axis) = ("Registration", "times a bare mmap and copy: less is better");
     (!list.is_empty()).then(|| plot(title, axis, list.iter().map(row)))

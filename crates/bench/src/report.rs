@@ -374,6 +374,7 @@ mod tests {
             registrations: vec![Registered {
                 memory: Memory::Ordinary,
                 bytes: 4096,
+                threads: 0,
                 failure: failure.clone(),
                 cost: None,
             }],

@@ -106,8 +106,8 @@ fn handle<'a>(device: &'a Device, made: &mut Made<'a>, request: &Request) -> Res
         }
         Request::ConnectFlows { peers } => made.flows.as_mut().ok_or(prepared)?.connect(peers).map(|()| Reply::Done),
         Request::RunFlows { run } => made.flows.as_ref().ok_or(prepared)?.run(run).map(Reply::Flowed),
-        Request::Register { memory, bytes, count } => {
-            registration::measure(device, *memory, *bytes, *count).map(Reply::Registered)
+        Request::Register { memory, bytes, count, threads } => {
+            registration::measure(device, *memory, *bytes, *count, *threads).map(Reply::Registered)
         }
         Request::Hold { kind, count } => {
             let before = Resident::of("self")?;

@@ -34,7 +34,7 @@ pub enum Request {
     /// Begins, and measures. → `Ended`.
     Run { job: Job },
     /// Registers and deregisters. → `Registered`.
-    Register { memory: Memory, bytes: usize, count: usize },
+    Register { memory: Memory, bytes: usize, count: usize, threads: usize },
     /// Makes objects and keeps them. → `Held`, with the memory that this process has then.
     Hold { kind: objects::Kind, count: usize },
     /// Makes several connections' ends. → `FlowsPrepared`.

@@ -8,6 +8,7 @@ use freeflow_verbs::Access;
 use serde::{Deserialize, Serialize};
 use std::ffi::{c_int, c_void};
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -18,8 +19,40 @@ pub struct Registration {
     pub bare: Summary,
 }
 
-/// Registers and deregisters the same bytes `count` times; they are written to before each time.
-pub fn measure(device: &Device, memory: Memory, bytes: usize, count: usize) -> Result<Registration, String> {
+/// Registrations that are not counted: a library may treat the first ones of a program otherwise.
+const UNCOUNTED: usize = 80;
+
+/// Registers and deregisters the same bytes `count` times, beside so many threads that write to memory of their own;
+/// the bytes are written to before each time.
+pub fn measure(
+    device: &Device,
+    memory: Memory,
+    bytes: usize,
+    count: usize,
+    threads: usize,
+) -> Result<Registration, String> {
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| work_until(&is_over));
+        }
+        let measured = measure_alone(device, memory, bytes, count);
+        is_over.store(true, Ordering::Relaxed);
+        measured
+    })
+}
+
+fn work_until(is_over: &AtomicBool) {
+    let mut words = [0_u64; 512];
+    while !is_over.load(Ordering::Relaxed) {
+        for word in &mut words {
+            *word = std::hint::black_box(*word + 1);
+        }
+        std::thread::yield_now();
+    }
+}
+
+fn measure_alone(device: &Device, memory: Memory, bytes: usize, count: usize) -> Result<Registration, String> {
     let library = &device.library;
     let buffer = device.allocate(memory, bytes)?;
     let base = buffer.base();
@@ -28,7 +61,8 @@ pub fn measure(device: &Device, memory: Memory, bytes: usize, count: usize) -> R
     let pd = not_null(unsafe { (library.alloc_pd)(device.context()) }, "ibv_alloc_pd")?;
     let (mut register, mut deregister, mut bare) = (Vec::new(), Vec::new(), Vec::new());
     let mut outcome = Ok(());
-    for turn in 0..count {
+    let uncounted = if bytes <= 64 << 10 { UNCOUNTED } else { 0 };
+    for turn in 0..uncounted + count {
         // SAFETY: our own memory, so long; no region lies over it now.
         unsafe { ptr::write_bytes(base, turn as u8, bytes) };
         bare.push(microseconds(|| copy_to_new_pages(base, bytes))?);
@@ -50,6 +84,9 @@ pub fn measure(device: &Device, memory: Memory, bytes: usize, count: usize) -> R
     // SAFETY: nothing is in it any more.
     unsafe { (library.dealloc_pd)(pd) };
     outcome?;
+    for samples in [&mut register, &mut deregister, &mut bare] {
+        samples.drain(..uncounted);
+    }
     let summary = |samples: &mut Vec<f64>| Summary::of(samples).ok_or("no samples");
     Ok(Registration {
         register: summary(&mut register)?,
