@@ -319,7 +319,7 @@ impl CompletionQueue {
 
     /// After [`Self::purge`], before a QP that is reset takes sends again.
     pub(crate) fn reset_sends(&self, rings: &Rings) {
-        // What polls count of it is reset with it.
+        // Polls count what they take of it, and that begins anew.
         let _inner = self.inner.lock();
         rings.reset_sends();
         // Of a post that was under way when the completions were dropped.

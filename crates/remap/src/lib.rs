@@ -59,6 +59,7 @@ mod hints;
 mod kept_descriptor;
 mod late_writes;
 mod lock;
+mod move_budget;
 mod moving_out;
 mod objects;
 mod page_moves;

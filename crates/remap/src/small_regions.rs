@@ -11,48 +11,11 @@ use crate::stale::outside;
 use crate::table::{Extent, Pages, Table, extent};
 use crate::threads::now_ns;
 use freeflow_client::Session;
-use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
 /// Whole pages of a region up to which it is small, bytes.
 const SMALL_BYTES_MAX: u64 = 64 << 10;
-/// Registrations of small regions that move pages at once, of a process that has made none before.
-const MOVES_MAX: u64 = 64;
-/// So often one more may.
-const MOVE_EVERY_NS: u64 = 50_000_000;
-
-/// Registrations that may still move the pages of a small region at once.
-#[derive(Debug, Default)]
-struct Budget {
-    /// When it would be full.
-    full_at_ns: u64,
-}
-
-impl Budget {
-    fn take(&mut self, now_ns: u64) -> bool {
-        let full_at_ns = self.full_at_ns.max(now_ns) + MOVE_EVERY_NS;
-        let has_room = full_at_ns <= now_ns + MOVES_MAX * MOVE_EVERY_NS;
-        if has_room {
-            self.full_at_ns = full_at_ns;
-        }
-        has_room
-    }
-}
-
-/// What a table knows of them.
-#[derive(Debug, Default)]
-pub(crate) struct SmallRegions {
-    budget: Budget,
-    /// Those that stayed where they were, and to which peers have rights.
-    remote: BTreeSet<RegionSpan>,
-}
-
-impl SmallRegions {
-    pub fn forget(&mut self, region: &RegionSpan) {
-        self.remote.remove(region);
-    }
-}
 
 fn is_small(region: &RegionSpan) -> bool {
     let pages = region.whole_pages();
@@ -69,10 +32,9 @@ impl Table {
         let pages = region.whole_pages();
         // In an arena of a session that has ended, or a private copy of one: sharing does not move these.
         let is_elsewhere = !self.remapped.within(pages.clone()).is_empty() || !self.copies.within(pages).is_empty();
-        let leaves =
-            !is_elsewhere && !self.small_regions.budget.take(now_ns()) && obstacle_to_partial_pages().is_none();
+        let leaves = !is_elsewhere && !self.move_budget.take(now_ns()) && obstacle_to_partial_pages().is_none();
         if leaves && is_exclusive {
-            self.small_regions.remote.insert(*region);
+            self.remote_in_place.insert(*region);
         }
         leaves
     }
@@ -97,7 +59,7 @@ impl Table {
     ) -> Result<(), Obstacle> {
         let (mut local, mut is_local) = (Vec::new(), TouchCounts::default());
         for region in self.small_regions_at(session.serial(), addresses) {
-            if self.small_regions.remote.contains(&region) {
+            if self.remote_in_place.contains(&region) {
                 let pages = self.unplaced(session.serial(), region.whole_pages());
                 self.move_in_whole(session, pages, true)?;
             } else {
@@ -130,17 +92,6 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_few_at_once_and_then_one_now_and_then() {
-        let mut budget = Budget::default();
-        let now = 1_000_000_000_000;
-        assert_eq!((0..1000).filter(|_| budget.take(now)).count() as u64, MOVES_MAX);
-        assert!(!budget.take(now + MOVE_EVERY_NS - 1) && budget.take(now + MOVE_EVERY_NS));
-        assert!(!budget.take(now + MOVE_EVERY_NS));
-        let later = now + 3600 * 1_000_000_000;
-        assert_eq!((0..1000).filter(|_| budget.take(later)).count() as u64, MOVES_MAX);
-    }
 
     fn span(owner: usize, start: u64, length: u64) -> RegionSpan {
         RegionSpan { owner, start, length, is_on_demand: false }

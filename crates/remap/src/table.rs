@@ -4,15 +4,15 @@ use crate::commands;
 use crate::first_stack::{self, AsidePages, is_first_stack};
 use crate::hints::{Hints, Line, Obstacle};
 use crate::kept_descriptor::KeptDescriptor;
+use crate::move_budget::MoveBudget;
 use crate::objects;
 use crate::page_moves::{self, MOVE_BYTES_MAX, Moved, PageMove};
 use crate::process_map::{Area, FileId, ProcessMap};
 use crate::ranges::{NumberedRanges, PAGE_BYTES, RegionSpan, TouchCounts, without};
-use crate::small_regions::SmallRegions;
 use crate::stale::outside;
 use crate::threads::{is_window_possible, stack_in_use};
 use freeflow_client::{Freeze, Handle, OwnMapping, Session};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::{Range, RangeInclusive};
 use std::sync::{Arc, OnceLock};
 
@@ -165,7 +165,9 @@ pub(crate) struct Table {
     /// Variables of loaded objects, in what is being shared.
     pub(super) variables: Vec<Range<u64>>,
     pub(super) hints: Hints,
-    pub(super) small_regions: SmallRegions,
+    pub(super) move_budget: MoveBudget,
+    /// Small regions that stayed where they were, and to which peers have rights.
+    pub(super) remote_in_place: BTreeSet<RegionSpan>,
 }
 
 /// Memory that the router asks to be shared.
@@ -333,7 +335,7 @@ impl Table {
         *count -= 1;
         if *count == 0 {
             self.regions.remove(&region);
-            self.small_regions.forget(&region);
+            self.remote_in_place.remove(&region);
             if self.regions.range(all_of(region.owner)).next().is_none() {
                 self.owners.remove(&region.owner);
             }
