@@ -29,6 +29,7 @@ mod backoff;
 mod commands;
 mod completion_channel;
 mod completion_queue;
+mod completion_sources;
 mod connection;
 mod context;
 mod device_memory;

@@ -1,5 +1,6 @@
 //! Queue pairs: posting, and what a change of state does to their rings.
-use crate::completion_queue::{CompletionQueue, Role};
+use crate::completion_queue::CompletionQueue;
+use crate::completion_sources::Role;
 use crate::inbox::LocalCompletion;
 use crate::lock;
 use crate::payload::QpContext;
