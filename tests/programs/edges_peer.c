@@ -16,7 +16,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { PAGE = 4096, SMALL_PAGES = 16, SKIP = 1000, CHUNK = 16 << 10, ROUNDS = 40, REGISTRATIONS = 100, WAIT_MS = 20000 };
+enum { PAGE = 4096, SMALL_PAGES = 16, SKIP = 1000, CHUNK = 16 << 10, ROUNDS = 200, REGISTRATIONS = 100, WAIT_MS = 20000 };
 static size_t page_count, block_bytes;
 // Made at run time, so that neither program has it in its constants.
 static uint64_t words(unsigned which) { return 0x9e3779b97f4a7c15u * (which + 1) ^ (uint64_t)page_count << 56; }

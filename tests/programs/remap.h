@@ -121,6 +121,7 @@ void case_small(void);
 void case_small_again(void);
 void case_small_writers(void);
 void case_small_fork(void);
+void case_small_devices(void);
 void case_edges(void);
 void case_edges_shared(void);
 void case_edges_fleeting(void);

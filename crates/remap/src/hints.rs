@@ -67,6 +67,7 @@ pub(crate) enum Obstacle {
     WholePagesOnly,
     DataLimit,
     PinnedBuffers,
+    Devices,
     SystemV,
     Posix,
     Memfd,
@@ -110,6 +111,7 @@ impl Obstacle {
             Self::WholePagesOnly => "it is not whole pages, with FREEFLOW_REMAP=whole",
             Self::DataLimit => "it is not whole pages, and the process has a limit of data",
             Self::PinnedBuffers => "it is not whole pages, and io_uring has registered buffers",
+            Self::Devices => "devices may write to it, by libaio, io_uring or a device file",
             Self::SystemV => "System V shared memory",
             Self::Posix => "POSIX shared memory",
             Self::Memfd => "a memfd",
@@ -129,6 +131,7 @@ impl Obstacle {
         match self {
             Self::SwitchedOff => "unset FREEFLOW_REMAP",
             Self::WholePagesOnly | Self::PinnedBuffers => "register whole pages",
+            Self::Devices => "run it with FREEFLOW_REMAP=eager",
             Self::DataLimit => "register whole pages, or run it with `ulimit -d unlimited`",
             Self::MappingLimit => "register fewer and larger regions, or raise vm.max_map_count",
             Self::NoSegment => "register less, or raise the limits that `freeflow describe` shows",

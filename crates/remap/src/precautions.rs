@@ -6,6 +6,10 @@ use crate::threads::now_ns;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+/// The directory of the process below /proc.
+const PROCESS: &str = "/proc/thread-self";
+/// The target of a descriptor of an io_uring.
+const RING: &str = "anon_inode:[io_uring]";
 /// The descriptors are looked at again after so many times what a look takes.
 const LOOK_EVERY_COSTS: u64 = 128;
 
@@ -30,18 +34,70 @@ fn has_data_limit() -> bool {
     unsafe { libc::getrlimit(libc::RLIMIT_DATA, &raw mut limit) == 0 && limit.rlim_cur != libc::RLIM_INFINITY }
 }
 
-/// The answer of a while ago, where there are many descriptors. Relaxed, all of it: under the table's
-/// lock.
-fn has_pinned_buffers_lately() -> bool {
-    static KNOWN: AtomicBool = AtomicBool::new(false);
-    static KNOWN_UNTIL_NS: AtomicU64 = AtomicU64::new(0);
-    let begin = now_ns();
-    if begin >= KNOWN_UNTIL_NS.load(Ordering::Relaxed) {
-        KNOWN.store(has_pinned_buffers(Path::new("/proc/thread-self")), Ordering::Relaxed);
-        let end = now_ns();
-        KNOWN_UNTIL_NS.store(end + (end - begin) * LOOK_EVERY_COSTS, Ordering::Relaxed);
+/// The answer of a while ago, where a look is long. Relaxed, all of it: under the table's lock.
+struct Lately {
+    known: AtomicBool,
+    until_ns: AtomicU64,
+}
+
+impl Lately {
+    const fn new() -> Self {
+        Self { known: AtomicBool::new(false), until_ns: AtomicU64::new(0) }
     }
-    KNOWN.load(Ordering::Relaxed)
+
+    fn answer(&self, look: impl FnOnce() -> bool) -> bool {
+        let begin = now_ns();
+        if begin >= self.until_ns.load(Ordering::Relaxed) {
+            self.known.store(look(), Ordering::Relaxed);
+            let end = now_ns();
+            self.until_ns.store(end + (end - begin) * LOOK_EVERY_COSTS, Ordering::Relaxed);
+        }
+        self.known.load(Ordering::Relaxed)
+    }
+}
+
+fn has_pinned_buffers_lately() -> bool {
+    static LATELY: Lately = Lately::new();
+    LATELY.answer(|| has_pinned_buffers(Path::new(PROCESS)))
+}
+
+/// Whether a device may write to memory of the process while none of its threads is in a system call, as far as can be
+/// seen: asynchronous reads past the page cache (io_uring, libaio), and character devices, as GPUs are. What has
+/// begun goes on in the old page when a page is moved.
+pub(crate) fn devices_may_write() -> bool {
+    has_descriptor(Path::new(PROCESS), |target| target == RING || is_device(target)) || has_asynchronous_io()
+}
+
+/// The same, as of a while ago.
+pub(crate) fn devices_may_write_lately() -> bool {
+    static LATELY: Lately = Lately::new();
+    LATELY.answer(devices_may_write)
+}
+
+/// Not those that write to memory in system calls alone.
+fn is_device(target: &str) -> bool {
+    const HARMLESS: [&str; 13] = [
+        "null", "zero", "full", "random", "urandom", "console", "ptmx", "fuse", "kvm", "net/tun", "pts/", "shm/", "tty",
+    ];
+    target.strip_prefix("/dev/").is_some_and(|name| {
+        !HARMLESS.iter().any(|harmless| name == *harmless || harmless.ends_with('/') && name.starts_with(harmless))
+            && !name.starts_with("tty")
+    })
+}
+
+/// Whether there is a context of `io_setup`, which is a mapping. Of the whole machine the kernel knows the requests
+/// that all contexts have room for.
+fn has_asynchronous_io() -> bool {
+    let is_used = std::fs::read_to_string("/proc/sys/fs/aio-nr").is_ok_and(|count| count.trim() != "0");
+    is_used
+        && std::fs::read_to_string(Path::new(PROCESS).join("maps"))
+            .is_ok_and(|maps| maps.lines().any(|line| line.ends_with("/[aio]") || line.contains("/[aio] ")))
+}
+
+fn has_descriptor(process: &Path, is_it: impl Fn(&str) -> bool) -> bool {
+    let Ok(descriptors) = std::fs::read_dir(process.join("fd")) else { return false };
+    let target = |entry: std::fs::DirEntry| std::fs::read_link(entry.path()).ok();
+    descriptors.flatten().filter_map(target).any(|target| target.to_str().is_some_and(&is_it))
 }
 
 /// Whether an io_uring of the process has registered buffers: their pages are pinned, and the kernel
@@ -49,7 +105,7 @@ fn has_pinned_buffers_lately() -> bool {
 fn has_pinned_buffers(process: &Path) -> bool {
     let Ok(descriptors) = std::fs::read_dir(process.join("fd")) else { return false };
     descriptors.flatten().any(|descriptor| {
-        let is_ring = std::fs::read_link(descriptor.path()).is_ok_and(|to| to.as_os_str() == "anon_inode:[io_uring]");
+        let is_ring = std::fs::read_link(descriptor.path()).is_ok_and(|to| to.as_os_str() == RING);
         is_ring && {
             let about = std::fs::read_to_string(process.join("fdinfo").join(descriptor.file_name()));
             about.is_ok_and(|about| has_buffers(&about))
@@ -66,6 +122,29 @@ fn has_buffers(about: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn devices_are_known_by_their_names() {
+        for target in ["/dev/nvidia0", "/dev/vfio/12", "/dev/dri/renderD128", "/dev/kfd", "/dev/infiniband/uverbs0"] {
+            assert!(is_device(target), "{target}");
+        }
+        for target in ["/dev/null", "/dev/pts/3", "/dev/tty", "/dev/ttyS0", "/dev/shm/x", "/dev/net/tun", "/tmp/dev/x"]
+        {
+            assert!(!is_device(target), "{target}");
+        }
+    }
+
+    #[test]
+    fn an_asynchronous_context_is_found() {
+        assert!(!has_asynchronous_io() && !has_descriptor(Path::new(PROCESS), |target| target == RING));
+        let mut context = 0_u64;
+        // SAFETY: `context` is ours to write; what it names is given back below.
+        assert_eq!(unsafe { libc::syscall(libc::SYS_io_setup, 1, &raw mut context) }, 0);
+        assert!(has_asynchronous_io() && devices_may_write());
+        // SAFETY: made above.
+        assert_eq!(unsafe { libc::syscall(libc::SYS_io_destroy, context) }, 0);
+        assert!(!has_asynchronous_io());
+    }
 
     #[test]
     fn a_ring_with_registered_buffers_is_known_by_its_text() {

@@ -30,6 +30,19 @@ fn is_private_file(area: &Area) -> bool {
     area.readable && area.writable && !area.executable && !area.shared && area.file != FileId::default()
 }
 
+/// The same addresses in ranges apart from each other, by address.
+fn joined(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    ranges.sort_by_key(|range| range.start);
+    let mut joined: Vec<Range<u64>> = Vec::new();
+    for range in ranges {
+        match joined.last_mut() {
+            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
+            _ => joined.push(range),
+        }
+    }
+    joined
+}
+
 impl Table {
     /// Puts the pages that regions of this session touch between two addresses into shared arenas,
     /// as far as they are in none. Pages that can't be moved now stay where they are. `count`: how
@@ -43,16 +56,27 @@ impl Table {
             Err(Obstacle::SwitchedOff)
         } else if !may_try_freeze(Freeze::ThreadsAndRouter) {
             Err(Obstacle::NotMoved)
-        } else if let Some(obstacle) = obstacle_to_partial_pages() {
-            Err(obstacle)
         } else {
-            self.share_small_regions(session, &addresses).and_then(|()| {
-                let unplaced = self.unplaced(serial, addresses.clone());
-                self.move_in_touched(session, Pages::Touched, unplaced, false)
-            })
+            let kept = self.kept_from_moving(serial, &addresses);
+            let small = if kept.is_empty() { self.share_small_regions(session, &addresses) } else { Ok(()) };
+            small.and_then(|()| self.share_partial_pages(session, &addresses, &kept))
         };
         if self.hints.are_wanted() {
             self.note_unplaced((serial, addresses), count, outcome.err());
+        }
+    }
+
+    fn share_partial_pages(
+        &mut self,
+        session: &Arc<Session>,
+        addresses: &Range<u64>,
+        kept: &[Range<u64>],
+    ) -> Result<(), Obstacle> {
+        let unplaced = outside(self.unplaced(session.serial(), addresses.clone()), addresses, kept);
+        match obstacle_to_partial_pages() {
+            Some(obstacle) if !unplaced.is_empty() => Err(obstacle),
+            _ if !kept.is_empty() && unplaced.is_empty() => Err(Obstacle::Devices),
+            _ => self.move_in_touched(session, Pages::Touched, unplaced, false),
         }
     }
 
@@ -132,12 +156,16 @@ impl Table {
         self.regions.keys().filter(is_foreign).map(RegionSpan::touched_pages).collect()
     }
 
-    /// Remapped pages that no region of those touching them covers as a whole: shared here, or left of
-    /// a larger region that has ended.
+    /// Remapped pages that no region of those touching them covers as a whole, or did not when they were
+    /// moved: shared here, or left of a larger region that has ended.
     fn partial_pages(&self) -> Vec<(Range<u64>, u32)> {
         let remapped = self.remapped.iter();
         remapped
-            .flat_map(|(range, number)| self.wholes.untouched(range).into_iter().map(move |range| (range, number)))
+            .flat_map(|(range, number)| {
+                let mut pages = self.wholes.untouched(range.clone());
+                pages.extend(self.partial.within(range).into_iter().map(|(range, _)| range));
+                joined(pages).into_iter().map(move |range| (range, number))
+            })
             .collect()
     }
 
@@ -236,6 +264,10 @@ mod tests {
         table.remapped.insert(0x3000..0x7000, 1);
         assert_eq!(table.partial_pages(), [(0x3000..0x4000, 1), (0x6000..0x7000, 1)]);
         assert_eq!(table.spans_of(&table.partial_pages()), [0x3000..0x4000, 0x6000..0x7000]);
+        // Moved as one of a region that covered it, which may not be there any more.
+        table.partial.insert(0x5000..0x7000, 0);
+        assert_eq!(table.partial_pages(), [(0x3000..0x4000, 1), (0x5000..0x7000, 1)]);
+        table.partial.remove(0x5000..0x7000);
         table.remapped.insert(0x9000..0xa000, 1);
         table.remapped.insert(0xc000..0xd000, 2);
         assert_eq!(table.spans_of(&table.partial_pages()), [0x3000..0x4000, 0x6000..0xa000, 0xc000..0xd000]);

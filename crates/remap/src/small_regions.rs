@@ -5,7 +5,7 @@
 //!
 //! They come to lie where their registration would have put them: in exclusive arenas if peers have rights to them.
 use crate::hints::Obstacle;
-use crate::precautions::obstacle_to_partial_pages;
+use crate::precautions::{devices_may_write, devices_may_write_lately};
 use crate::ranges::{PAGE_BYTES, RegionSpan, TouchCounts};
 use crate::stale::outside;
 use crate::table::{Extent, Pages, Table, extent};
@@ -15,7 +15,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 /// Whole pages of a region up to which it is small, bytes.
-const SMALL_BYTES_MAX: u64 = 64 << 10;
+const SMALL_BYTES_MAX: u64 = 1 << 20;
 
 fn is_small(region: &RegionSpan) -> bool {
     let pages = region.whole_pages();
@@ -29,14 +29,13 @@ impl Table {
         if !is_small(region) || extent() != Extent::All {
             return false;
         }
+        if is_exclusive {
+            self.small_remote.insert(*region);
+        }
         let pages = region.whole_pages();
         // In an arena of a session that has ended, or a private copy of one: sharing does not move these.
         let is_elsewhere = !self.remapped.within(pages.clone()).is_empty() || !self.copies.within(pages).is_empty();
-        let leaves = !is_elsewhere && !self.move_budget.take(now_ns()) && obstacle_to_partial_pages().is_none();
-        if leaves && is_exclusive {
-            self.remote_in_place.insert(*region);
-        }
-        leaves
+        !is_elsewhere && !self.move_budget.take(now_ns()) && !devices_may_write_lately()
     }
 
     /// The small regions of a session that have whole pages there.
@@ -51,15 +50,26 @@ impl Table {
         regions.filter(|region| is_small(region) && is_there(region.whole_pages())).collect()
     }
 
+    /// Whole pages of small regions between two addresses, which must not be moved while devices may write to them.
+    pub(super) fn kept_from_moving(&self, serial: u64, addresses: &Range<u64>) -> Vec<Range<u64>> {
+        if extent() != Extent::All || !devices_may_write() {
+            return Vec::new();
+        }
+        self.small_regions_at(serial, addresses).iter().map(RegionSpan::whole_pages).collect()
+    }
+
     /// Puts the whole pages of small regions between two addresses into arenas, as their registration would have.
     pub(super) fn share_small_regions(
         &mut self,
         session: &Arc<Session>,
         addresses: &Range<u64>,
     ) -> Result<(), Obstacle> {
+        if extent() != Extent::All {
+            return Ok(());
+        }
         let (mut local, mut is_local) = (Vec::new(), TouchCounts::default());
         for region in self.small_regions_at(session.serial(), addresses) {
-            if self.remote_in_place.contains(&region) {
+            if self.small_remote.contains(&region) {
                 let pages = self.unplaced(session.serial(), region.whole_pages());
                 self.move_in_whole(session, pages, true)?;
             } else {
@@ -116,7 +126,8 @@ mod tests {
         assert_eq!(table.small_regions_at(9, &(0x1_0000..0x2_0000)), [all[0]]);
         assert_eq!(table.small_regions_at(9, &(0x20_0000..0x21_0000)), [all[1]]);
         assert_eq!(table.small_regions_at(9, &(0x20_f000..0x20_f001)), [all[1]]);
-        assert!(table.small_regions_at(9, &(0x21_0000..0x22_0000)).is_empty());
+        assert_eq!(table.small_regions_at(9, &(0x2f_f000..0x30_0000)), [all[1]]);
+        assert!(table.small_regions_at(9, &(0x30_0000..0x31_0000)).is_empty());
         assert_eq!(table.small_regions_at(8, &(0x20_0000..0x21_0000)), [all[2]]);
     }
 }

@@ -166,8 +166,8 @@ pub(crate) struct Table {
     pub(super) variables: Vec<Range<u64>>,
     pub(super) hints: Hints,
     pub(super) move_budget: MoveBudget,
-    /// Small regions that stayed where they were, and to which peers have rights.
-    pub(super) remote_in_place: BTreeSet<RegionSpan>,
+    /// Small regions to which peers have rights.
+    pub(super) small_remote: BTreeSet<RegionSpan>,
 }
 
 /// Memory that the router asks to be shared.
@@ -335,7 +335,7 @@ impl Table {
         *count -= 1;
         if *count == 0 {
             self.regions.remove(&region);
-            self.remote_in_place.remove(&region);
+            self.small_remote.remove(&region);
             if self.regions.range(all_of(region.owner)).next().is_none() {
                 self.owners.remove(&region.owner);
             }
@@ -504,7 +504,8 @@ impl Table {
                 return Err(Obstacle::NotMoved);
             }
             self.commit_move_in(session, at, from..end);
-            if pages.are_partial() {
+            // The program may have mapped other memory there since: it leaves before a fork, too.
+            if pages.are_partial() || matches!(pages, Pages::Whole) && exclusive.is_none() {
                 self.partial.remove(from..end);
                 self.partial.insert(from..end, 0);
             }

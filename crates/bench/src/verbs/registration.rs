@@ -61,7 +61,7 @@ fn measure_alone(device: &Device, memory: Memory, bytes: usize, count: usize) ->
     let pd = not_null(unsafe { (library.alloc_pd)(device.context()) }, "ibv_alloc_pd")?;
     let (mut register, mut deregister, mut bare) = (Vec::new(), Vec::new(), Vec::new());
     let mut outcome = Ok(());
-    let uncounted = if bytes <= 64 << 10 { UNCOUNTED } else { 0 };
+    let uncounted = if bytes <= 1 << 20 { UNCOUNTED } else { 0 };
     for turn in 0..uncounted + count {
         // SAFETY: our own memory, so long; no region lies over it now.
         unsafe { ptr::write_bytes(base, turn as u8, bytes) };

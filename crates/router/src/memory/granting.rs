@@ -35,9 +35,10 @@ impl Worker {
             let is_known = !place.segment.poisoned() && place.origin.lease.descriptor().is_some();
             (is_inside && is_known && session.memory.has_few_ranges(place.segment)).then_some(place)
         });
-        // Revoked memory comes back when there is traffic.
-        let is_lost = session.is_some_and(|session| session.lost.has(found.asked));
-        let place = place.ok_or(if is_lost { VerbsError::Busy } else { VerbsError::NotSupported })?;
+        // Revoked memory comes back when there is traffic, and what was left where it is may be shared soon.
+        let may_come =
+            session.is_some_and(|session| session.lost.has(found.asked) || session.memory.place(found.asked).is_none());
+        let place = place.ok_or(if may_come { VerbsError::Busy } else { VerbsError::NotSupported })?;
         let (offset, addresses, lease) = (place.offset, place.addresses.clone(), place.origin.lease.clone());
         let segment_bytes = place.segment.bytes() as u64;
         let cost = session.map_or(0, |session| session.memory.mapped_bytes(place.segment));
