@@ -27,7 +27,7 @@ NOT_HERE = 77  # what a case ends with that needs something of the machine
 ALONE = ("kinds", "data", "overlap", "rereg", "resident", "stale", "fork", "limit", "many",
          "renewed", "renewed-heap", "renewed-small", "renewed-on-demand", "renewed-moved",
          "renewed-atomics")
-SMALL = ("small", "small-again", "small-writers", "small-fork", "small-devices")
+SMALL = ("small", "small-again", "small-writers", "small-fork", "small-devices", "small-stale")
 EDGES = ("edges", "edges-shared", "edges-fleeting", "edges-writers", "edges-signals", "edges-fork", "edges-forks", "edges-allocator")
 BESIDE = ("edges-lowest", "edges-on-demand", "edges-file", "edges-leader", "edges-immovable", "edges-unstoppable",
           "edges-foreign", "edges-uring", "edges-data-limit", "edges-far")

@@ -219,6 +219,7 @@ static const struct {
     {"client-steady", case_client_steady}, {"client-fleeting", case_client_fleeting},
     {"small", case_small}, {"small-again", case_small_again}, {"small-writers", case_small_writers},
     {"small-fork", case_small_fork}, {"small-devices", case_small_devices},
+    {"small-stale", case_small_stale},
     {"edges", case_edges},       {"edges-shared", case_edges_shared}, {"edges-fleeting", case_edges_fleeting},
     {"edges-writers", case_edges_writers}, {"edges-signals", case_edges_signals},
     {"edges-fork", case_edges_fork}, {"edges-forks", case_edges_forks}, {"edges-allocator", case_edges_allocator},

@@ -122,6 +122,7 @@ void case_small_again(void);
 void case_small_writers(void);
 void case_small_fork(void);
 void case_small_devices(void);
+void case_small_stale(void);
 void case_edges(void);
 void case_edges_shared(void);
 void case_edges_fleeting(void);

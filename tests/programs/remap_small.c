@@ -138,6 +138,41 @@ void case_small_writers(void) {
     end_whole();
 }
 
+// Memory that goes before its region, and other memory in its place: a region that was left in place reaches that.
+void case_small_stale(void) {
+    make_whole();
+    for (int turn = 0; turn < 20; turn++) {
+        uint8_t *pages = blocks(1, 10);
+        struct ibv_mr *old = reg_in_place(pages + PAGE, 8 * PAGE, turn % 2 ? ALL_ACCESS : LOCAL | IBV_ACCESS_REMOTE_WRITE);
+        need(mmap(pages + 4 * PAGE, 8 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == pages + 4 * PAGE);
+        for (size_t i = 0; i < 8 * PAGE; i++) need(pages[4 * PAGE + i] == 0);
+        fill(whole_memory, PAGE, turn);
+        rdma(IBV_WR_RDMA_WRITE, whole, whole_memory, old, pages + 5 * PAGE, 100);
+        need(!memcmp(pages + 5 * PAGE, whole_memory, 100) && pages[5 * PAGE + 100] == 0);
+        // Over the new memory, and beyond the old region.
+        struct ibv_mr *new = reg_in_place(pages + 7 * PAGE, 4 * PAGE, ALL_ACCESS);
+        need(use_until_placed(new, pages + 7 * PAGE, 4 * PAGE));
+        fill(pages, BLOCK, 11);
+        if (turn % 3 == 0) {
+            // Shared by now, and gone: the next registration finds it out.
+            munmap(pages + 4 * PAGE, 2 * PAGE);
+            need(mmap(pages + 4 * PAGE, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == pages + 4 * PAGE);
+            struct ibv_mr *third = reg(pages + 4 * PAGE, 2 * PAGE);
+            rdma(IBV_WR_RDMA_WRITE, whole, whole_memory, third, pages + 4 * PAGE, 2 * PAGE);
+            need(!memcmp(pages + 4 * PAGE, whole_memory, 2 * PAGE));
+            dereg(third);
+            need(!memcmp(pages + 4 * PAGE, whole_memory, 2 * PAGE));
+            fill(pages, BLOCK, 11);
+        }
+        dereg(turn % 4 < 2 ? old : new);
+        need(is_filled(pages, BLOCK, 11));
+        dereg(turn % 4 < 2 ? new : old);
+        need(is_filled(pages, BLOCK, 11) && placed(pages, BLOCK) == 0);
+        munmap(pages, BLOCK);
+    }
+    end_whole();
+}
+
 // Asynchronous I/O may write to pages past every system call: none is moved in the midst of a region's life.
 void case_small_devices(void) {
     make_whole();
