@@ -177,8 +177,8 @@ pub enum Request {
     /// key: so much around `address` (as requests name it) as can be reached in one piece, which
     /// may be less than `length`. It comes from a segment of which all that the owner has mapped
     /// lies in the region that the key names. → `Grant` + 1 descriptor, which can be mapped for
-    /// writing only if the key lets this QP write. Busy: not now; it was revoked, and may be
-    /// shared again after some traffic. NotSupported: not this memory, not on this connection, or
+    /// writing only if the key lets this QP write. Busy: not now; it was revoked or is not shared,
+    /// and may be after some traffic. NotSupported: not this memory, not on this connection, or
     /// not by this network's policy. RemoteAccess faults are NotSupported too: the request itself
     /// shall find them. `NotEnoughCredit`: not yet.
     AskGrant {

@@ -186,7 +186,8 @@ fn keys_that_do_not_admit_a_request_grant_nothing() {
     let page = register(b, address, PAGE_BYTES, address, Access(0xf));
     assert_eq!(refused(page.rkey, range, true), none, "the segment has another page");
     let ordinary = b.memory(8, false);
-    assert_eq!(refused(ordinary.mr.rkey, (ordinary.address, 8), true), none, "not in a segment");
+    let later = VerbsError::Busy;
+    assert_eq!(refused(ordinary.mr.rkey, (ordinary.address, 8), true), later, "in no segment yet");
     assert!(ask_grant(a, a_qp, to.mr.rkey, range, true).is_ok());
     assert_eq!(a_qp.send.grants_revoked(), 0, "the questions took nothing from anybody");
 }
