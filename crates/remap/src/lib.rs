@@ -122,6 +122,7 @@ pub fn prepare(session: &Arc<Session>, region: RegionSpan, placement: Placement,
                 table.move_in(session, region.whole_pages(), table::Known { renewed, map }, is_exclusive);
             }
         }
+        table.note_session(session);
         table.add_region(session.serial(), region);
     });
 }

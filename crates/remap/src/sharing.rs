@@ -147,12 +147,14 @@ impl Table {
         outside(vec![addresses.clone()], &addresses, &holes)
     }
 
-    /// The pages that regions of other sessions touch.
+    /// The pages that regions of other sessions touch, but for those that have ended.
     pub(super) fn foreign_pages(&self, serial: u64) -> Vec<Range<u64>> {
-        if self.owners.values().all(|of| *of == serial) {
+        let others: BTreeSet<u64> = self.owners.values().copied().filter(|&of| of != serial).collect();
+        let alive: BTreeSet<u64> = others.into_iter().filter(|&of| !self.has_ended(of)).collect();
+        if alive.is_empty() {
             return Vec::new();
         }
-        let is_foreign = |region: &&RegionSpan| self.owners.get(&region.owner).is_none_or(|of| *of != serial);
+        let is_foreign = |region: &&RegionSpan| self.owners.get(&region.owner).is_none_or(|of| alive.contains(of));
         self.regions.keys().filter(is_foreign).map(RegionSpan::touched_pages).collect()
     }
 

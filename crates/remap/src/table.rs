@@ -14,7 +14,7 @@ use crate::threads::{is_window_possible, stack_in_use};
 use freeflow_client::{Freeze, Handle, OwnMapping, Session};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::{Range, RangeInclusive};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 /// `off`: nothing is moved, for debugging. `whole`: whole pages of regions alone, at registration. `eager`: those of
 /// small regions at registration, too, however many there are.
@@ -139,6 +139,8 @@ pub(crate) struct Table {
     pub(super) regions: BTreeMap<RegionSpan, u32>,
     /// The session of each owner that has regions.
     pub(super) owners: BTreeMap<usize, u64>,
+    /// Those sessions, by serial number.
+    sessions: BTreeMap<u64, Weak<Session>>,
     /// By the arena's number.
     pub(super) remapped: NumberedRanges,
     /// Those that were moved while regions touched them: there may be more in them than regions.
@@ -316,6 +318,17 @@ impl Table {
 
     pub fn arena(&self, number: u32) -> Option<&Arena> {
         self.arenas.iter().find(|arena| arena.number == number)
+    }
+
+    /// A session that has regions from now on.
+    pub fn note_session(&mut self, session: &Arc<Session>) {
+        self.sessions.retain(|_, other| other.strong_count() > 0);
+        self.sessions.entry(session.serial()).or_insert_with(|| Arc::downgrade(session));
+    }
+
+    /// Whether a session is known to have ended: its router reaches no memory any more.
+    pub(super) fn has_ended(&self, serial: u64) -> bool {
+        self.sessions.get(&serial).and_then(Weak::upgrade).is_some_and(|session| session.is_dead())
     }
 
     /// `serial`: the session of the region's owner.
