@@ -44,14 +44,28 @@ fn at(address: u64) -> *mut c_void {
     ptr::with_exposed_provenance_mut(address as usize)
 }
 
-/// Maps an arena as a whole, where the kernel likes.
+/// Where mirrors are mapped, if nothing is there: far from what the kernel chooses for programs. They come at any time,
+/// by the thread of `commands`, and one of a few pages would fit where the program has just unmapped something.
+const MIRRORS: Range<u64> = 0x6e00_0000_0000..0x6f00_0000_0000;
+/// Mirrors begin at multiples of this, bytes.
+const MIRROR_STEP: u64 = 2 << 20;
+
+/// A hint to the kernel, another one each time.
+fn next_mirror_address(bytes: usize) -> *mut c_void {
+    static USED: AtomicU64 = AtomicU64::new(0);
+    // Relaxed: under the table's lock; and two may be the same.
+    let used = USED.fetch_add((bytes as u64).next_multiple_of(MIRROR_STEP), Ordering::Relaxed);
+    at(MIRRORS.start + used % (MIRRORS.end - MIRRORS.start))
+}
+
+/// Maps an arena as a whole.
 pub(crate) fn map_mirror(descriptor: BorrowedFd<'_>, bytes: usize) -> Option<*mut u8> {
     // SAFETY: a new mapping at an address of the kernel's choice. It is made without rights and
     // unlocked before it gets them, because under mlockall(MCL_FUTURE) all of an arena would be
     // allocated at once.
     unsafe {
-        let mirror =
-            syscalls::mmap(ptr::null_mut(), bytes, libc::PROT_NONE, libc::MAP_SHARED, descriptor.as_raw_fd(), 0);
+        let hint = next_mirror_address(bytes);
+        let mirror = syscalls::mmap(hint, bytes, libc::PROT_NONE, libc::MAP_SHARED, descriptor.as_raw_fd(), 0);
         if mirror == libc::MAP_FAILED {
             return None;
         }
