@@ -78,10 +78,14 @@ print("python: good")
 """
 
 
-def case(container, program, name, *words):
-    # The other cases are of what a registration moves: it shall move the whole pages of each region.
+def extent_of(name):
+    """The other cases are of what a registration moves: it shall move the whole pages of each region."""
     as_usual = name.startswith(("small", "edges", "forks", "borrowed"))
-    settings = [f"FREEFLOW_REMAP={'' if as_usual else 'eager'}", f"REMAP_SECONDS={SECONDS}", f"REMAP_COUNT={COUNT}", f"REMAP_ROUNDS={ROUNDS}"]
+    return f"FREEFLOW_REMAP={'' if as_usual else 'eager'}"
+
+
+def case(container, program, name, *words):
+    settings = [extent_of(name), f"REMAP_SECONDS={SECONDS}", f"REMAP_COUNT={COUNT}", f"REMAP_ROUNDS={ROUNDS}"]
     output = container.exec("env", *settings, *words, program, name, seconds=240)
     need(f"{name}: good" in output, output)
     return "; ".join(line for line in output.splitlines() if ": good" not in line)[:160]
@@ -129,7 +133,7 @@ def killed_while_moving(host, container, program):
     """A process killed at any moment of a move, its threads held or not, leaves nothing."""
     before = harness.router_resources(host)
     for turn in range(20):
-        running = container.start("env", "REMAP_SECONDS=30", program, "writers")
+        running = container.start("env", extent_of("writers"), "REMAP_SECONDS=30", program, "writers")
         time.sleep(0.05 + turn * 0.013)
         running.kill()
     container.kill_background()
@@ -157,7 +161,7 @@ def forks_without_the_router(container, host, program):
 
 
 def case_in_podman(containers, program, name):
-    output = harness.run(containers.unprivileged("env", "REMAP_SECONDS=1", program, name), seconds=90, codes=(0, NOT_HERE))
+    output = harness.run(containers.unprivileged("env", extent_of(name), "REMAP_SECONDS=1", program, name), seconds=90, codes=(0, NOT_HERE))
     if f"{name}: good" not in output:
         return "the container can't see its memory group"
     return "; ".join(line for line in output.splitlines() if ": good" not in line)[:160]
