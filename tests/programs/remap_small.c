@@ -31,6 +31,14 @@ static struct ibv_mr *reg_in_place(uint8_t *memory, size_t bytes, int access) {
     fail(__FILE__, __LINE__, "each registration moves pages");
 }
 
+// Until so many bytes are in arenas.
+static void await_placed(const uint8_t *memory, size_t bytes, size_t wanted) {
+    for (int i = 0; placed(memory, bytes) < wanted; i++) {
+        need(i < TRIES);
+        usleep(100);
+    }
+}
+
 void case_small(void) {
     make_whole();
     uint8_t *pages = blocks(2, 3);
@@ -44,10 +52,7 @@ void case_small(void) {
     struct ibv_mr *beyond = reg_in_place(pages + BLOCK, PAGE, ALL_ACCESS);
     need(use_until_placed(other, pages + 8 * PAGE, PAGE));
     // All of the block follows, and each is where a registration would have put it.
-    for (int i = 0; placed(pages, BLOCK) < (6 + 1 + 1 + 1) * PAGE; i++) {
-        need(i < TRIES);
-        usleep(100);
-    }
+    await_placed(pages, BLOCK, (6 + 1 + 1 + 1) * PAGE);
     unsigned long arena = arena_of(pages + 2 * PAGE), common = arena_of(pages + 10 * PAGE);
     for (int i = 2; i < 6; i++) need(arena_of(pages + i * PAGE) == arena);
     need(arena != arena_of(pages + 8 * PAGE) && arena != common && common != arena_of(pages + 8 * PAGE));
@@ -213,10 +218,7 @@ void case_small_fork(void) {
     struct ibv_mr *mr = reg_in_place(pages + PAGE, 3 * PAGE, ALL_ACCESS);
     struct ibv_mr *local = reg_in_place(pages + 6 * PAGE, 2 * PAGE, LOCAL);
     need(use_until_placed(mr, pages + PAGE, 3 * PAGE));
-    for (int i = 0; !is_placed(pages + 6 * PAGE, 2 * PAGE); i++) {
-        need(i < TRIES);
-        usleep(100);
-    }
+    await_placed(pages + 6 * PAGE, 2 * PAGE, 2 * PAGE);
     fill(pages, BLOCK, 7);
     pid_t child = fork();
     if (!child) {

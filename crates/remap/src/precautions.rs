@@ -3,7 +3,8 @@
 use crate::hints::Obstacle;
 use crate::table::{Extent, extent};
 use crate::threads::now_ns;
-use std::path::Path;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// The directory of the process below /proc.
@@ -65,7 +66,8 @@ fn has_pinned_buffers_lately() -> bool {
 /// seen: asynchronous reads past the page cache (io_uring, libaio), and character devices, as GPUs are. What has
 /// begun goes on in the old page when a page is moved.
 pub(crate) fn devices_may_write() -> bool {
-    has_descriptor(Path::new(PROCESS), |target| target == RING || is_device(target)) || has_asynchronous_io()
+    let is_it = |target: &str| target == RING || is_device(target);
+    descriptors(Path::new(PROCESS)).any(|(_, target)| target.to_str().is_some_and(is_it)) || has_asynchronous_io()
 }
 
 /// The same, as of a while ago.
@@ -76,12 +78,11 @@ pub(crate) fn devices_may_write_lately() -> bool {
 
 /// Not those that write to memory in system calls alone.
 fn is_device(target: &str) -> bool {
-    const HARMLESS: [&str; 13] = [
-        "null", "zero", "full", "random", "urandom", "console", "ptmx", "fuse", "kvm", "net/tun", "pts/", "shm/", "tty",
-    ];
+    const HARMLESS: [&str; 10] =
+        ["null", "zero", "full", "random", "urandom", "console", "ptmx", "fuse", "kvm", "net/tun"];
+    const HARMLESS_BEGINNINGS: [&str; 3] = ["pts/", "shm/", "tty"];
     target.strip_prefix("/dev/").is_some_and(|name| {
-        !HARMLESS.iter().any(|harmless| name == *harmless || harmless.ends_with('/') && name.starts_with(harmless))
-            && !name.starts_with("tty")
+        !HARMLESS.contains(&name) && !HARMLESS_BEGINNINGS.iter().any(|beginning| name.starts_with(beginning))
     })
 }
 
@@ -94,22 +95,18 @@ fn has_asynchronous_io() -> bool {
             .is_ok_and(|maps| maps.lines().any(|line| line.ends_with("/[aio]") || line.contains("/[aio] ")))
 }
 
-fn has_descriptor(process: &Path, is_it: impl Fn(&str) -> bool) -> bool {
-    let Ok(descriptors) = std::fs::read_dir(process.join("fd")) else { return false };
-    let target = |entry: std::fs::DirEntry| std::fs::read_link(entry.path()).ok();
-    descriptors.flatten().filter_map(target).any(|target| target.to_str().is_some_and(&is_it))
+/// The process's descriptors: their numbers and targets. `process`: its directory below /proc.
+fn descriptors(process: &Path) -> impl Iterator<Item = (OsString, PathBuf)> {
+    let descriptors = std::fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
+    descriptors.filter_map(|entry| Some((entry.file_name(), std::fs::read_link(entry.path()).ok()?)))
 }
 
 /// Whether an io_uring of the process has registered buffers: their pages are pinned, and the kernel
-/// goes on with the old ones. `process`: its directory below /proc.
+/// goes on with the old ones.
 fn has_pinned_buffers(process: &Path) -> bool {
-    let Ok(descriptors) = std::fs::read_dir(process.join("fd")) else { return false };
-    descriptors.flatten().any(|descriptor| {
-        let is_ring = std::fs::read_link(descriptor.path()).is_ok_and(|to| to.as_os_str() == RING);
-        is_ring && {
-            let about = std::fs::read_to_string(process.join("fdinfo").join(descriptor.file_name()));
-            about.is_ok_and(|about| has_buffers(&about))
-        }
+    descriptors(process).filter(|(_, target)| target.as_os_str() == RING).any(|(number, _)| {
+        let about = std::fs::read_to_string(process.join("fdinfo").join(number));
+        about.is_ok_and(|about| has_buffers(&about))
     })
 }
 
@@ -136,7 +133,9 @@ mod tests {
 
     #[test]
     fn an_asynchronous_context_is_found() {
-        assert!(!has_asynchronous_io() && !has_descriptor(Path::new(PROCESS), |target| target == RING));
+        assert!(
+            !has_asynchronous_io() && descriptors(Path::new(PROCESS)).all(|(_, target)| target.as_os_str() != RING)
+        );
         let mut context = 0_u64;
         // SAFETY: `context` is ours to write; what it names is given back below.
         assert_eq!(unsafe { libc::syscall(libc::SYS_io_setup, 1, &raw mut context) }, 0);

@@ -38,11 +38,30 @@ impl RegionSpan {
     }
 }
 
+/// An ordinary region.
+#[cfg(test)]
+pub(crate) fn span(owner: usize, start: u64, length: u64) -> RegionSpan {
+    RegionSpan { owner, start, length, is_on_demand: false }
+}
+
 /// `range` without `hole`.
 pub(crate) fn without(range: Range<u64>, hole: &Range<u64>) -> impl Iterator<Item = Range<u64>> {
     let before = range.start..range.end.min(hole.start);
     let after = range.start.max(hole.end)..range.end;
     [before, after].into_iter().filter(|piece| piece.start < piece.end)
+}
+
+/// The same addresses in ranges apart from each other, by address.
+pub(crate) fn joined(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    ranges.sort_by_key(|range| range.start);
+    let mut joined: Vec<Range<u64>> = Vec::new();
+    for range in ranges {
+        match joined.last_mut() {
+            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
+            _ => joined.push(range),
+        }
+    }
+    joined
 }
 
 /// How many regions touch each page, by address.

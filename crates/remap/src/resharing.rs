@@ -41,12 +41,8 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ranges::RegionSpan;
+    use crate::ranges::span;
     use crate::table::Copied;
-
-    fn span(owner: usize, start: u64, length: u64) -> RegionSpan {
-        RegionSpan { owner, start, length, is_on_demand: false }
-    }
 
     #[test]
     fn pages_that_this_session_s_regions_touch_are_re_shared() {

@@ -16,7 +16,7 @@ use crate::first_stack;
 use crate::hints::Obstacle;
 use crate::precautions::obstacle_to_partial_pages;
 use crate::process_map::{Area, FileId, ProcessMap};
-use crate::ranges::{RegionSpan, without};
+use crate::ranges::{RegionSpan, joined, without};
 use crate::stale::{compare, outside};
 use crate::table::{ExclusiveArenas, Pages, Table, is_enabled};
 use crate::threads::{may_try_freeze, stack_in_use};
@@ -28,19 +28,6 @@ use std::sync::Arc;
 /// Pages of a file that are the program's own once they are written.
 fn is_private_file(area: &Area) -> bool {
     area.readable && area.writable && !area.executable && !area.shared && area.file != FileId::default()
-}
-
-/// The same addresses in ranges apart from each other, by address.
-fn joined(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
-    ranges.sort_by_key(|range| range.start);
-    let mut joined: Vec<Range<u64>> = Vec::new();
-    for range in ranges {
-        match joined.last_mut() {
-            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
-            _ => joined.push(range),
-        }
-    }
-    joined
 }
 
 impl Table {
@@ -238,10 +225,7 @@ impl Table {
 #[allow(clippy::single_range_in_vec_init, reason = "lists of ranges, some of one")]
 mod tests {
     use super::*;
-
-    fn span(owner: usize, start: u64, length: u64) -> RegionSpan {
-        RegionSpan { owner, start, length, is_on_demand: false }
-    }
+    use crate::ranges::span;
 
     #[test]
     fn pages_that_are_touched_and_in_no_arena_are_to_be_shared() {

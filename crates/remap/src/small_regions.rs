@@ -6,8 +6,7 @@
 //! They come to lie where their registration would have put them: in exclusive arenas if peers have rights to them.
 use crate::hints::Obstacle;
 use crate::precautions::{devices_may_write, devices_may_write_lately};
-use crate::ranges::{PAGE_BYTES, RegionSpan, TouchCounts};
-use crate::stale::outside;
+use crate::ranges::{PAGE_BYTES, RegionSpan, joined};
 use crate::table::{Extent, Pages, Table, extent};
 use crate::threads::now_ns;
 use freeflow_client::Session;
@@ -67,21 +66,15 @@ impl Table {
         if extent() != Extent::All {
             return Ok(());
         }
-        let (mut local, mut is_local) = (Vec::new(), TouchCounts::default());
-        for region in self.small_regions_at(session.serial(), addresses) {
-            if self.small_remote.contains(&region) {
-                let pages = self.unplaced(session.serial(), region.whole_pages());
-                self.move_in_whole(session, pages, true)?;
-            } else {
-                is_local.add(region.whole_pages());
-                local.push(region.whole_pages());
-            }
+        let serial = session.serial();
+        let regions = self.small_regions_at(serial, addresses).into_iter();
+        let (remote, local): (Vec<_>, Vec<_>) = regions.partition(|region| self.small_remote.contains(region));
+        for region in remote {
+            self.move_in_whole(session, self.unplaced(serial, region.whole_pages()), true)?;
         }
         // Neighbours in one piece.
-        let Some(end) = local.iter().map(|pages| pages.end).max() else { return Ok(()) };
-        let start = local.iter().map(|pages| pages.start).min().unwrap_or(end);
-        let (all, others) = (start..end, is_local.untouched(start..end));
-        let pages = outside(self.unplaced(session.serial(), all.clone()), &all, &others);
+        let pages = joined(local.iter().map(RegionSpan::whole_pages).collect());
+        let pages = pages.into_iter().flat_map(|pages| self.unplaced(serial, pages)).collect();
         self.move_in_whole(session, pages, false)
     }
 
@@ -102,10 +95,7 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn span(owner: usize, start: u64, length: u64) -> RegionSpan {
-        RegionSpan { owner, start, length, is_on_demand: false }
-    }
+    use crate::ranges::span;
 
     #[test]
     fn a_region_is_small_by_its_whole_pages() {
