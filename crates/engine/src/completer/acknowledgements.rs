@@ -15,12 +15,13 @@ use crate::fault::Fault;
 use crate::keys::Part;
 use crate::qp::SendPhase;
 use crate::transport::packets::Packet;
+use crate::transport::parked::Run;
 use crate::transport::requester::WireRequester;
 use crate::transport::wire::WireOperation;
 use crate::{CopyOutcome, Environment, MemorySide, QpId, Source, SourceBody, Syndrome};
 use alloc::boxed::Box;
 use freeflow_verbs::{Access, Completion, CompletionStatus, Instant, QpState, SendFlags, SendOpcode, SendRequest};
-use freeflow_wire::{NakCode, Operation, Syndrome as AethSyndrome, psn_ahead};
+use freeflow_wire::{Header, NakCode, Operation, Syndrome as AethSyndrome, psn_add, psn_ahead};
 
 const BAD_RESPONSE: Fault = Fault::new(CompletionStatus::BadResponse, Syndrome::BadResponse);
 
@@ -73,7 +74,7 @@ impl Completer {
     fn handle_ack<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, psn: u32) {
         self.measure(now, id, psn);
         let was_probe = self.sender(id).clock.probed == Some(psn);
-        if !self.acknowledge_before(env, now, id, freeflow_wire::psn_add(psn, 1)) || !was_probe {
+        if !self.acknowledge_before(env, now, id, psn_add(psn, 1)) || !was_probe {
             return;
         }
         // A peer that has more would have acknowledged that: the probe filled a gap, and what
@@ -107,8 +108,8 @@ impl Completer {
         }
         self.measure(now, id, psn);
         match self.fit(id, packet.payload.len()) {
-            Fit::Payload { offset, last } => self.write_result(env, now, id, offset, packet.payload, last),
-            Fit::Nothing => self.answered(env, now, id),
+            Fit::Payload { offset, last } => self.write_response(env, now, id, (offset, last), packet),
+            Fit::Nothing => self.answered(env, now, id, 1),
             Fit::Wrong => self.fail_head(env, now, id, BAD_RESPONSE),
         }
     }
@@ -129,6 +130,39 @@ impl Completer {
         }
     }
 
+    /// Writes what a response brought, and what waits behind it and goes on there.
+    fn write_response<E: Environment>(
+        &mut self,
+        env: &mut E,
+        now: Instant,
+        id: QpId,
+        (offset, mut last): (u32, bool),
+        packet: &Packet<'_>,
+    ) {
+        let (mut run, mut psn, mut packets) = (Run::of(packet.payload), packet.header.psn, 1);
+        while !last {
+            let window = &self.wire(id).requester.window;
+            let Some(head) = window.head() else { break };
+            let (at, mtu) = (window.packet_of_head() + packets, window.mtu());
+            let (wanted, next) = (head.bytes_before(at + 1, mtu) - head.bytes_before(at, mtu), psn_add(psn, 1));
+            let (is_last, is_awaited) = (at + 1 == head.packets, window.awaits(next));
+            let follows = |header: &Header, bytes: u64| {
+                is_awaited
+                    && header.opcode.operation() == Operation::ReadResponse
+                    && header.opcode.service() == packet.header.opcode.service()
+                    && (header.psn, bytes, header.becn) == (next, u64::from(wanted), false)
+            };
+            if self.take_parked(id, &mut run, follows).is_none() {
+                break;
+            }
+            (psn, packets, last) = (next, packets + 1, is_last);
+            self.measure(now, id, psn);
+        }
+        let payload = run.bytes();
+        let payload = payload.as_deref().unwrap_or(packet.payload);
+        self.write_result(env, now, id, (offset, packets), payload, last);
+    }
+
     /// The value that an atomic found.
     fn handle_original<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, packet: &Packet<'_>) {
         let psn = packet.header.psn;
@@ -138,18 +172,18 @@ impl Completer {
         self.measure(now, id, psn);
         let head = self.wire(id).requester.window.head();
         match head.is_some_and(|head| head.request.opcode.is_atomic()) {
-            true => self.write_result(env, now, id, 0, &packet.header.original.to_ne_bytes(), true),
+            true => self.write_result(env, now, id, (0, 1), &packet.header.original.to_ne_bytes(), true),
             false => self.fail_head(env, now, id, BAD_RESPONSE),
         }
     }
 
-    /// Brings what an answer carries to the memory that the oldest request names.
+    /// Brings what so many packets of an answer carry to the memory that the oldest request names.
     fn write_result<E: Environment>(
         &mut self,
         env: &mut E,
         now: Instant,
         id: QpId,
-        offset: u32,
+        (offset, packets): (u32, u32),
         payload: &[u8],
         last: bool,
     ) {
@@ -165,8 +199,11 @@ impl Completer {
         }
         let from = Source { prefix: &[], body: SourceBody::Bytes(payload) };
         match env.copy(self.next_token(), from, &self.to, last) {
-            CopyOutcome::Done => self.answered(env, now, id),
-            CopyOutcome::Pending => self.submit_wire(id, WireOperation::Result, None),
+            CopyOutcome::Done => self.answered(env, now, id, packets),
+            CopyOutcome::Pending => {
+                self.sender(id).writing = packets;
+                self.submit_wire(id, WireOperation::Result, None);
+            }
             CopyOutcome::Fault(_) => self.result_written(env, now, id, Err(MemorySide::Destination)),
         }
     }
@@ -180,7 +217,10 @@ impl Completer {
         result: Result<(), MemorySide>,
     ) {
         match result {
-            Ok(()) => self.answered(env, now, id),
+            Ok(()) => {
+                let packets = self.sender(id).writing;
+                self.answered(env, now, id, packets);
+            }
             Err(_) => {
                 self.fail_head(
                     env,
@@ -192,9 +232,9 @@ impl Completer {
         }
     }
 
-    /// The oldest PSN has its answer.
-    fn answered<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId) {
-        if self.sender(id).window.advance(1) {
+    /// The oldest PSNs have their answers.
+    fn answered<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, packets: u32) {
+        if self.sender(id).window.advance(packets) {
             self.complete_head(env, now, id);
         }
         self.progress(env, now, id);

@@ -32,14 +32,33 @@ use crate::qp::Claim;
 use crate::responder::Responder;
 use crate::transport::answers::{Body, Reading};
 use crate::transport::packets::{Packet, packets_of};
+use crate::transport::parked::Run;
 use crate::transport::replay::{Outcome, Replay};
 use crate::transport::responder::{
     ACKNOWLEDGE_PACKETS, IncomingMessage, PendingWrite, Phase, WriteTarget, atomic_opcode, send_opcode,
 };
 use crate::transport::wire::WireOperation;
 use crate::{AtomicOutcome, CopyOutcome, Environment, MemorySide, QpId, ReceiveQueueId, Source, SourceBody, Syndrome};
+use alloc::vec::Vec;
 use freeflow_verbs::{Access, AtomicOperation, CompletionStatus, Instant, MESSAGE_BYTES_MAX, QpState, SendOpcode};
-use freeflow_wire::{MASK_24, NakCode, Operation, PacketPosition, Reth, psn_add, psn_ahead};
+use freeflow_wire::{Header, MASK_24, NakCode, Opcode, Operation, PacketPosition, Reth, psn_add, psn_ahead};
+
+/// Whether a packet of so many bytes goes on where the message stands: its place asks for the path MTU, but for the
+/// last one (IBTA 9.7.4.1.7), and a WRITE is as long as it was announced.
+fn fits(message: &IncomingMessage, opcode: Opcode, bytes: u64, mtu: u64) -> bool {
+    let has_length = match opcode.place() {
+        PacketPosition::First | PacketPosition::Middle => bytes == mtu,
+        PacketPosition::Last => (1..=mtu).contains(&bytes),
+        PacketPosition::Only => bytes <= mtu,
+    };
+    let arrived = message.arrived + bytes;
+    has_length
+        && match (message.writes, opcode.ends()) {
+            (false, _) => arrived <= MESSAGE_BYTES_MAX,
+            (true, false) => arrived < message.length && message.length <= MESSAGE_BYTES_MAX,
+            (true, true) => arrived == message.length,
+        }
+}
 
 impl Responder {
     // ---- the PSN
@@ -121,19 +140,8 @@ impl Responder {
         if !opcode.begins() && !self.completer.queue_is_there(self.qp(id)) {
             return Err(Syndrome::SharedQueue);
         }
-        let (bytes, mtu) = (packet.payload.len() as u64, u64::from(self.completer.wire_mtu(id)));
-        let fits = match opcode.place() {
-            PacketPosition::First | PacketPosition::Middle => bytes == mtu,
-            PacketPosition::Last => (1..=mtu).contains(&bytes),
-            PacketPosition::Only => bytes <= mtu,
-        };
-        let arrived = message.arrived + bytes;
-        let as_announced = match (writes, opcode.ends()) {
-            (false, _) => arrived <= MESSAGE_BYTES_MAX,
-            (true, false) => arrived < message.length && message.length <= MESSAGE_BYTES_MAX,
-            (true, true) => arrived == message.length,
-        };
-        if fits && as_announced { Ok(message) } else { Err(Syndrome::PacketLength) }
+        let mtu = u64::from(self.completer.wire_mtu(id));
+        if fits(&message, opcode, packet.payload.len() as u64, mtu) { Ok(message) } else { Err(Syndrome::PacketLength) }
     }
 
     /// A WRITE is admitted as a whole when it begins, and once more for its RECV when it ends with
@@ -176,10 +184,13 @@ impl Responder {
         packet: &Packet<'_>,
         message: &IncomingMessage,
     ) {
-        let (writing, bytes) = (PendingWrite::new(packet), packet.payload.len() as u64);
-        if bytes == 0 {
+        let mut writing = PendingWrite::new(packet);
+        if writing.bytes == 0 {
             return self.part_written(env, now, id, writing);
         }
+        let run = if message.writes { self.take_followers(id, &mut writing, packet, message) } else { None };
+        let payload = run.as_deref().unwrap_or(packet.payload);
+        let bytes = payload.len() as u64;
         self.completer.from.clear();
         self.completer.to.clear();
         let rkey = message.writes.then_some(message.rkey);
@@ -190,7 +201,7 @@ impl Responder {
                 Ok(span) => self.completer.to.push(span),
                 Err(_) => {
                     let refused = self.refuse(env, id, Nak::RemoteAccess(Syndrome::RemoteKey));
-                    return self.turn_down(env, id, writing.psn, refused);
+                    return self.turn_down(env, id, writing.first_psn(), refused);
                 }
             }
         } else {
@@ -199,10 +210,38 @@ impl Responder {
             if self.completer.keys.gather(request.sges(), part, Access::LOCAL_WRITE, &mut self.completer.to).is_err() {
                 let fault = Fault::new(CompletionStatus::LocalProtectionError, Syndrome::ReceiveKey);
                 let refused = self.receive_fault(env, now, id, fault);
-                return self.turn_down(env, id, writing.psn, refused);
+                return self.turn_down(env, id, writing.first_psn(), refused);
             }
         }
-        self.write_payload(env, now, id, (writing, packet.payload), rkey);
+        self.write_payload(env, now, id, (writing, payload), rkey);
+    }
+
+    /// Packets of the same WRITE that waited behind this one: their bytes, with its own, are written at once.
+    fn take_followers(
+        &mut self,
+        id: QpId,
+        writing: &mut PendingWrite,
+        packet: &Packet<'_>,
+        message: &IncomingMessage,
+    ) -> Option<Vec<u8>> {
+        let (service, mtu) = (packet.header.opcode.service(), u64::from(self.completer.wire_mtu(id)));
+        let mut run = Run::of(packet.payload);
+        let mut message = *message;
+        loop {
+            message.arrived += u64::from(run.last_bytes());
+            let follows = |header: &Header, bytes: u64| {
+                // With immediate data it asks for a RECV, too.
+                header.opcode.operation() == Operation::Write
+                    && header.opcode.service() == service
+                    && !header.opcode.begins()
+                    && header.psn == psn_add(writing.psn, 1)
+                    && header.srqn == message.srqn
+                    && fits(&message, header.opcode, bytes, mtu)
+            };
+            let Some(header) = self.completer.take_parked(id, &mut run, follows) else { break };
+            writing.extend(&header, run.last_bytes());
+        }
+        run.bytes()
     }
 
     /// Copies a packet's payload to the spans in `self.completer.to`.
@@ -247,7 +286,7 @@ impl Responder {
         }
         let responder = &mut self.wire_mut(id).responder;
         responder.expected_psn = psn_add(writing.psn, 1);
-        responder.unacknowledged += 1;
+        responder.unacknowledged += writing.packets;
         let due = writing.ack_request || responder.unacknowledged >= ACKNOWLEDGE_PACKETS;
         if let Some(message) = &mut responder.message {
             message.arrived += u64::from(writing.bytes);
@@ -302,7 +341,7 @@ impl Responder {
         } else {
             self.refuse(env, id, Nak::RemoteOperational(Syndrome::RemoteMemoryGone))
         };
-        self.turn_down(env, id, writing.psn, refused);
+        self.turn_down(env, id, writing.first_psn(), refused);
     }
 
     // ---- requests of one packet, which are answered

@@ -15,6 +15,7 @@ pub(crate) mod datagrams;
 pub(crate) mod hosts;
 pub(crate) mod management;
 pub(crate) mod packets;
+pub(crate) mod parked;
 pub(crate) mod peers;
 pub(crate) mod replay;
 pub(crate) mod requester;

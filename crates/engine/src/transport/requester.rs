@@ -29,6 +29,8 @@ pub(crate) struct WireRequester {
     pub(crate) not_ready: bool,
     /// The payload of these packets is being fetched.
     pub(crate) fetching: Option<Burst>,
+    /// The payload of so many answers, the oldest PSNs', is being written.
+    pub(crate) writing: u32,
     /// The packets that would go out next, from this PSN on, can't: their memory is not there, or
     /// its key is not good any more.
     pub(crate) stuck: Option<(u32, Stuck)>,
@@ -87,6 +89,7 @@ impl WireRequester {
             gated: false,
             not_ready: false,
             fetching: None,
+            writing: 0,
             stuck: None,
             malformed: false,
             unasked_bytes: 0,

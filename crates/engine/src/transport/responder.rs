@@ -4,7 +4,7 @@ use crate::transport::answers::Answers;
 use crate::transport::packets::Packet;
 use crate::transport::replay::Replays;
 use freeflow_verbs::{Access, SendOpcode};
-use freeflow_wire::{MASK_24, Opcode, Operation, Reth, psn_add};
+use freeflow_wire::{Header, MASK_24, Opcode, Operation, Reth, psn_add};
 use serde::{Deserialize, Serialize};
 
 /// Packets that ask for no acknowledgement are acknowledged after so many all the same, for the
@@ -56,12 +56,15 @@ pub(crate) struct IncomingMessage {
     pub arrived: u64,
 }
 
-/// A packet whose bytes are being written, or whose atomic is being done.
+/// Packets of one message whose bytes are being written at once; or one whose atomic is being done. What is not a sum
+/// is the last one's.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct PendingWrite {
+    pub packets: u32,
     pub psn: u32,
     pub opcode: Opcode,
     pub bytes: u32,
+    /// Any of them.
     pub ack_request: bool,
     pub solicited: bool,
     /// Immediate data, or the key to invalidate.
@@ -107,6 +110,7 @@ impl PendingWrite {
     pub fn new(packet: &Packet<'_>) -> Self {
         let header = packet.header;
         Self {
+            packets: 1,
             psn: header.psn,
             opcode: header.opcode,
             bytes: packet.payload.len() as u32,
@@ -114,6 +118,18 @@ impl PendingWrite {
             solicited: header.solicited,
             argument: if header.opcode.has_ieth() { header.invalidate } else { header.immediate },
         }
+    }
+
+    pub fn first_psn(&self) -> u32 {
+        psn_add(self.psn, (MASK_24 + 2) - self.packets)
+    }
+
+    /// The next packet of a WRITE without immediate data is written with these.
+    pub fn extend(&mut self, header: &Header, bytes: u32) {
+        self.packets += 1;
+        self.bytes += bytes;
+        (self.psn, self.opcode, self.solicited) = (header.psn, header.opcode, header.solicited);
+        self.ack_request |= header.ack_request;
     }
 }
 

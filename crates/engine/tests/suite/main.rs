@@ -19,6 +19,7 @@ mod states;
 mod statuses;
 mod transport_duplicates;
 mod transport_hosts;
+mod transport_parked;
 mod transport_requester;
 mod transport_responder;
 mod transport_responder_order;
