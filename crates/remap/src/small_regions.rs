@@ -32,9 +32,10 @@ impl Table {
             self.small_remote.insert(*region);
         }
         let pages = region.whole_pages();
+        let bytes = pages.end - pages.start;
         // In an arena of a session that has ended, or a private copy of one: sharing does not move these.
         let is_elsewhere = !self.remapped.within(pages.clone()).is_empty() || !self.copies.within(pages).is_empty();
-        !is_elsewhere && !self.move_budget.take(now_ns()) && !devices_may_write_lately()
+        !is_elsewhere && !self.move_budget.take(now_ns(), bytes) && !devices_may_write_lately()
     }
 
     /// The small regions of a session that have whole pages there.
