@@ -1,7 +1,7 @@
 //! How many registrations of small regions move their pages at once (`small_regions`).
 
-/// Of a process that has moved none before. A region counts the blocks that its bytes fill, one at least: a move costs a
-/// freeze of the threads and a copy, and what is moved is copied back when its region goes.
+/// Of a process that has moved none before. A region counts the blocks that its bytes fill, one at least: a move costs
+/// a freeze of the threads and a copy, and what is moved is copied back when its region goes.
 const BLOCKS_MAX: u64 = 64;
 const BLOCK_BYTES: u64 = 64 << 10;
 /// So often one more may.

@@ -49,7 +49,8 @@ impl<'a> Run<'a> {
 }
 
 impl Completer {
-    /// Takes the next packet that waits at a QP, if there is one and it `follows`: its header, and its payload's length.
+    /// Takes the next packet that waits at a QP, if there is one and it `follows`, which gets its header and its
+    /// payload's length.
     pub(crate) fn take_parked(
         &mut self,
         id: QpId,
