@@ -212,9 +212,9 @@ def ping(host, server, client, path, reported, reason):
 def ping_long(host, server, client):
     """A message that no channel takes, or of a process that may not send directly, is routed."""
     need(paths.set_path(host, "auto"), "the router does not take the data path")
-    report = json.loads(host.freeflow("ping", server.name, client.name, "-s", "131072", "-c", "100", "-o", "json"))
-    need([(way["path"], way["direct_count"], way["reason"]) for way in report["ways"]] == [("routed", 0, "message over 64 KiB")] * 2, f"{report}")
-    need("routed (message over 64 KiB), back routed" in host.freeflow("ping", server.name, client.name, "-s", "131072", "-c", "100"), "no reason")
+    report = json.loads(host.freeflow("ping", server.name, client.name, "-s", "524288", "-c", "100", "-o", "json"))
+    need([(way["path"], way["direct_count"], way["reason"]) for way in report["ways"]] == [("routed", 0, "message over 256 KiB")] * 2, f"{report}")
+    need("routed (message over 256 KiB), back routed" in host.freeflow("ping", server.name, client.name, "-s", "524288", "-c", "100"), "no reason")
     report = json.loads(harness.run(["env", "FREEFLOW_DIRECT=off", *host.command("ping", server.name, client.name, "-c", "100", "-o", "json")]))
     need([(way["path"], way["reason"]) for way in report["ways"]] == [("routed", "its library does not ask")] * 2, f"{report}")
 
@@ -224,7 +224,7 @@ def ping_long(host, server, client):
 # Reasons of the sender's queue pairs, and the programs: the server's words, and the client's if they are others.
 REASONS = [
     (None, ["ib_send_lat", "-F", "-D", "60"], None),
-    ("message over 64 KiB", ["ib_send_bw", "-F", "-s", "131072", "-D", "60"], None),
+    ("message over 256 KiB", ["ib_send_bw", "-F", "-s", "524288", "-D", "60"], None),
     ("atomic operation", ["ib_atomic_bw", "-F", "-D", "60"], None),
     ("not an RC QP", ["ib_write_bw", "-c", "UC", "-F", "-D", "60"], None),
     (None, ["ib_send_bw", "-F", "--use-srq", "-D", "60"], None),

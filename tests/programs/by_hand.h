@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 // Of the messages, and of what is in shared memory: who says another one is sent away.
-enum { PROTOCOL_VERSION = 1, LAYOUT_VERSION = 3 };
+enum { PROTOCOL_VERSION = 1, LAYOUT_VERSION = 4 };
 
 // The router's answers, as far as tests look at them: variants of VerbsError, and `GOOD`.
 enum answer { GOOD = -1, INVALID_ARGUMENT = 0, NO_MEMORY, BUSY, NOT_SUPPORTED, BAD_ADDRESS, NOT_PERMITTED, NOT_FOUND, GONE = 1000 };

@@ -62,7 +62,7 @@ struct mixed {
 static uint64_t seed_of(enum role sender, uint64_t number) { return (uint64_t)(sender == ROLE_A) << 40 | number; }
 
 static uint32_t random_length(struct mixed *m) {
-    static const uint32_t limits[] = {1, 64, 64, 4096, 4096, 4096, 65536, SLOT + 1};
+    static const uint32_t limits[] = {1, 64, 64, 4096, 4096, 65536, 256 << 10, SLOT + 1};
     uint64_t random = random_next(&m->random);
     return (uint32_t)((random >> 8) % limits[random % 8]);
 }

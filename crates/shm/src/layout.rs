@@ -48,7 +48,7 @@
 //! by to its counters, and believes them in nothing else.
 
 /// Changes with every incompatible change in this file.
-pub const LAYOUT_VERSION: u32 = 3;
+pub const LAYOUT_VERSION: u32 = 4;
 
 /// Bytes of a request slot and of a completion entry.
 pub const SLOT_BYTES: usize = 64;
@@ -263,7 +263,7 @@ pub mod direct_ring {
     /// Data.
     pub const DATA: usize = DESCRIPTORS + DESCRIPTOR_BYTES * DESCRIPTOR_COUNT as usize;
     pub const UNIT_BYTES: usize = 64;
-    pub const UNIT_COUNT: u32 = 4096;
+    pub const UNIT_COUNT: u32 = 16384;
     /// Credits, where they have room before the descriptors; else behind the data.
     const CREDITS_BEFORE: usize = 128;
     const CREDITS_BEHIND: usize = DATA + UNIT_BYTES * UNIT_COUNT as usize;

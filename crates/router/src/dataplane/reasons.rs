@@ -55,7 +55,7 @@ impl Reason {
             Self::NotAsked => "not asked yet",
             Self::NeverAsked => "its library does not ask",
             Self::NotAccepted => "peer does not take it",
-            Self::TooLong => "message over 64 KiB",
+            Self::TooLong => "message over 256 KiB",
             Self::Atomic => "atomic operation",
             Self::Operation => "neither SEND, WRITE nor READ",
             Self::KeyRefused => "key refused",
@@ -85,7 +85,7 @@ impl Reason {
     }
 }
 
-const _: () = assert!(DIRECT_RING_MESSAGE_BYTES_MAX == 64 << 10, "as `Reason::TooLong` says");
+const _: () = assert!(DIRECT_RING_MESSAGE_BYTES_MAX == 256 << 10, "as `Reason::TooLong` says");
 
 /// Results of a QP's requests for grants.
 #[derive(Clone, Copy, Debug, Default)]

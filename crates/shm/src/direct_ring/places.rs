@@ -10,6 +10,10 @@ use std::ops::RangeInclusive;
 const SLOTS_AT_ONCE: u8 = (PAGE_BYTES / DESCRIPTOR_BYTES) as u8;
 /// Units of data that a ring begins with; it grows by doubling.
 const UNITS_AT_FIRST: u32 = (PAGE_BYTES / UNIT_BYTES) as u32;
+/// Units of data that messages may come to use, however many there are, and messages that a ring holds whose data are
+/// longer than a part of these. So a ring of short messages stays in a cache.
+const UNITS_OF_SHORT: u32 = UNIT_COUNT / 4;
+const LONG_AT_ONCE: u32 = 4;
 const PAGE_BYTES: usize = 4096;
 
 /// The order in which slots are used: a circle.
@@ -115,7 +119,8 @@ impl Data {
     /// The same in a window that is made larger, from this unit on.
     fn grown(&self, first: u32, units: u32) -> Option<Place> {
         let window = (first + units).next_power_of_two().max(2 * self.window).max(UNITS_AT_FIRST);
-        (window <= UNIT_COUNT).then_some(Place { first, units, window })
+        let most = (LONG_AT_ONCE * units).next_power_of_two().clamp(UNITS_OF_SHORT, UNIT_COUNT);
+        (window <= most).then_some(Place { first, units, window })
     }
 
     /// The message with this number has its data there.
@@ -243,5 +248,24 @@ mod tests {
             data.take(place, number);
         }
         assert!(data.window <= 8 * UNITS_AT_FIRST, "{}", data.window);
+    }
+
+    /// The window after so many messages of one length that nobody frees.
+    fn filled(bytes: u32) -> (u32, u32) {
+        let (mut data, mut count) = (Data::default(), 0);
+        while let Some(place) = data.place(bytes) {
+            data.take(place, count);
+            count += 1;
+        }
+        (data.window, count)
+    }
+
+    #[test]
+    fn only_long_messages_use_all() {
+        for (bytes, window, count) in [(4096, 256, 64), (64, 256, 4096), (64 << 10, 256, 4), (128 << 10, 512, 4)] {
+            assert_eq!(filled(bytes), (window << 10 >> 6, count), "{bytes}");
+        }
+        assert_eq!(filled(256 << 10), (UNIT_COUNT, 4));
+        assert_eq!(filled((64 << 10) + 1).0, 512 << 10 >> 6);
     }
 }
