@@ -76,7 +76,7 @@ impl Report {
                     at_most: None,
                     aim: None,
                 }),
-                Traffic::Latency | Traffic::Bandwidth => {}
+                Traffic::Latency | Traffic::Bandwidth | Traffic::BandwidthRead => {}
             }
         }
         for idle in self.idle.iter().filter(|idle| idle.mode != "fastpath") {
@@ -254,7 +254,7 @@ fn or_dash(value: Option<f64>) -> String {
 pub fn measured_table(title: &str, traffic: Traffic, measured: &[Measured]) -> Table {
     let ratio = match traffic {
         Traffic::Latency => "x limit",
-        Traffic::Bandwidth => "of limit",
+        Traffic::Bandwidth | Traffic::BandwidthRead => "of limit",
     };
     let header = [
         "operation",
@@ -302,7 +302,7 @@ pub fn measured_table(title: &str, traffic: Traffic, measured: &[Measured]) -> T
 fn measured_plots(measured: &[Measured], traffic: Traffic) -> Vec<Plot> {
     let (name, axis) = match traffic {
         Traffic::Latency => ("latency", "times the limit: less is better"),
-        Traffic::Bandwidth => ("bandwidth", "share of the limit: more is better"),
+        Traffic::Bandwidth | Traffic::BandwidthRead => ("bandwidth", "share of the limit: more is better"),
     };
     let mut plots: Vec<Plot> = Vec::new();
     for one in measured.iter().filter(|one| one.job.traffic == traffic && one.limit.is_some()) {

@@ -44,7 +44,7 @@ impl Plan {
     pub fn jobs(&self, traffic: Traffic) -> Vec<(Memory, Job)> {
         let sizes = match traffic {
             Traffic::Latency => &self.latency_bytes,
-            Traffic::Bandwidth => &self.bandwidth_bytes,
+            Traffic::Bandwidth | Traffic::BandwidthRead => &self.bandwidth_bytes,
         };
         let mut jobs = Vec::new();
         for operation in Operation::ALL {
@@ -53,7 +53,7 @@ impl Plan {
                 for &bytes in sizes.iter().filter(|bytes| !few || SLOW_PATH_BYTES.contains(bytes)) {
                     let slots = match traffic {
                         Traffic::Latency => 1,
-                        Traffic::Bandwidth => relay_copy::slots(bytes),
+                        Traffic::Bandwidth | Traffic::BandwidthRead => relay_copy::slots(bytes),
                     };
                     jobs.push((memory, Job { traffic, operation, bytes, slots, duration_ms: self.duration_ms }));
                 }
@@ -92,7 +92,7 @@ fn limit_of(limits: &Limits, job: &Job) -> Option<(String, f64)> {
         // A READ is answered by the router alone.
         (Traffic::Latency, Operation::Read) => (relay::TWO_PARTIES, 0),
         (Traffic::Latency, Operation::Send | Operation::Write) => (relay::UNPINNED, 0),
-        (Traffic::Bandwidth, _) => (relay_copy::COPIES_ONCE, job.bytes),
+        (Traffic::Bandwidth | Traffic::BandwidthRead, _) => (relay_copy::COPIES_ONCE, job.bytes),
     };
     limits.figure(name, bytes).map(|figure| (name.to_owned(), figure))
 }
@@ -187,8 +187,8 @@ impl<'a> Pair<'a> {
 
     fn watch(&mut self, memory: Memory, job: Job) -> Result<Watched, String> {
         self.connect(memory, job)?;
-        let passive = job.operation == Operation::Read
-            || (job.traffic == Traffic::Bandwidth && job.operation == Operation::Write);
+        let passive =
+            job.operation == Operation::Read || (job.traffic != Traffic::Latency && job.operation == Operation::Write);
         if !passive {
             self.server.ask(&Request::Serve { job })?;
         }

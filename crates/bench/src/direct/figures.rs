@@ -108,6 +108,20 @@ fn harness(operation: Operation, bytes: usize, floor: f64, aim: f64) -> Figure {
     }
 }
 
+/// The same of SENDs, whose receiver reads all that comes: bytes that a receiver never looks at can stay in the other
+/// core's cache.
+fn read(bytes: usize, floor: f64, aim: f64) -> Figure {
+    let what = format!("SEND {}, received and read", size(bytes));
+    Figure {
+        wanted: Wanted { group: "SEND", what, limit: "two copies, read", unit: "Gb/s", floor, aim },
+        limit: Box::new(move |bench| {
+            let (places, total) = (relay_copy::slots(bytes), bench.effort.copied_bytes);
+            copy::gbit_per_s(&Copies::twice_and_read(bytes, places, total)).map_err(failed)
+        }),
+        value: Box::new(move |bench| bench.read_stream(bytes)),
+    }
+}
+
 /// A stream of perftest, whose messages all come from one place and go to one place.
 fn perftest(program: &'static str, group: &'static str, bytes: usize, floor: f64, aim: f64) -> Figure {
     let what = format!("{group} {}, {program}", size(bytes));
@@ -132,6 +146,9 @@ fn streams() -> Vec<Figure> {
         list.push(perftest("ib_write_bw", "WRITE", bytes, floor, aim));
     }
     list.push(harness(Operation::Send, 64 * KB, 0.7, 0.95));
+    list.push(harness(Operation::Send, 256 * KB, 0.7, 0.95));
+    list.push(read(4 * KB, 0.4, 0.65));
+    list.push(read(64 * KB, 0.7, 0.95));
     list.push(harness(Operation::Read, 64 * KB, 0.7, 0.9));
     list.push(perftest("ib_read_bw", "READ", 64 * KB, 0.7, 0.9));
     list

@@ -193,17 +193,26 @@ impl Bench<'_> {
 
     /// The harness's stream, Gb/s.
     fn stream(&mut self, memory: Memory, operation: Operation, bytes: usize) -> Result<Value, String> {
-        let (traffic, slots) = (Traffic::Bandwidth, limits::relay_copy::slots(bytes));
-        let job = Job { traffic, operation, bytes, slots, duration_ms: self.effort.duration_ms };
+        let slots = limits::relay_copy::slots(bytes);
+        self.outcome(memory, Job { traffic: Traffic::Bandwidth, operation, bytes, slots, duration_ms: 0 })
+    }
+
+    /// The same of SENDs, whose receiver reads them.
+    fn read_stream(&mut self, bytes: usize) -> Result<Value, String> {
+        let (traffic, operation, slots) = (Traffic::BandwidthRead, Operation::Send, limits::relay_copy::slots(bytes));
+        self.outcome(Memory::Ordinary, Job { traffic, operation, bytes, slots, duration_ms: 0 })
+    }
+
+    /// Of a job of this bench's duration.
+    fn outcome(&mut self, memory: Memory, job: Job) -> Result<Value, String> {
+        let job = Job { duration_ms: self.effort.duration_ms, ..job };
         let outcome = self.pair.outcome(memory, job)?;
         outcome.figures.map(Value::from).ok_or_else(|| "too few messages".to_owned())
     }
 
     /// Microseconds of a round trip of the harness.
     fn round_trip(&mut self, memory: Memory, operation: Operation, bytes: usize) -> Result<Value, String> {
-        let job = Job { traffic: Traffic::Latency, operation, bytes, slots: 1, duration_ms: self.effort.duration_ms };
-        let outcome = self.pair.outcome(memory, job)?;
-        outcome.figures.map(Value::from).ok_or_else(|| "too few messages".to_owned())
+        self.outcome(memory, Job { traffic: Traffic::Latency, operation, bytes, slots: 1, duration_ms: 0 })
     }
 
     /// A measurement while everything goes through the router.

@@ -122,6 +122,8 @@ pub enum Receiver {
     Reads,
     /// Copies it into memory of its own.
     Copies,
+    /// And reads it there.
+    CopiesAndReads,
 }
 
 /// Two processes, a core each, and what goes from one to the other.
@@ -156,6 +158,11 @@ impl Copies {
     /// The same, and the receiver reads the messages where they are.
     pub fn once_and_read(bytes: usize, places: usize, total_bytes: usize) -> Self {
         Self { receiver: Receiver::Reads, ..Self::twice(bytes, places, total_bytes) }
+    }
+
+    /// The same, and the receiver reads its copies.
+    pub fn twice_and_read(bytes: usize, places: usize, total_bytes: usize) -> Self {
+        Self { receiver: Receiver::CopiesAndReads, ..Self::twice(bytes, places, total_bytes) }
     }
 
     fn of(shape: &Shape, receiver: Receiver, divisor: usize) -> Self {
@@ -204,6 +211,11 @@ pub fn gbit_per_s(copies: &Copies) -> io::Result<f64> {
                 Receiver::Reads => drop(hint::black_box(unsafe { sum(here, bytes) })),
                 // SAFETY: ranges from `Shared::at`, of different mappings.
                 Receiver::Copies => unsafe { copy(here, own.at(own_place * bytes, bytes), bytes) },
+                // SAFETY: the same.
+                Receiver::CopiesAndReads => unsafe {
+                    copy(here, own.at(own_place * bytes, bytes), bytes);
+                    hint::black_box(sum(own.at(own_place * bytes, bytes), bytes));
+                },
             }
             place = next(place, shared_places);
             own_place = next(own_place, own_places);
@@ -242,7 +254,7 @@ pub fn gbit_per_s(copies: &Copies) -> io::Result<f64> {
 ///
 /// # Safety
 /// `from` is readable for `bytes` bytes.
-unsafe fn sum(from: *const u8, bytes: usize) -> u64 {
+pub unsafe fn sum(from: *const u8, bytes: usize) -> u64 {
     // SAFETY: this function's contract.
     let read = unsafe { std::slice::from_raw_parts(from, hint::black_box(bytes)) };
     let (words, rest) = read.as_chunks::<8>();

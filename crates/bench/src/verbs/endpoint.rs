@@ -232,7 +232,7 @@ impl<'a> Endpoint<'a> {
         unsafe { ptr::write_bytes(buffer.base(), 1, 2 * area) };
         let receive_depth = match job.traffic {
             Traffic::Latency => 32,
-            Traffic::Bandwidth => (4 * job.slots).clamp(64, 4096),
+            Traffic::Bandwidth | Traffic::BandwidthRead => (4 * job.slots).clamp(64, 4096),
         };
         let send_depth = job.slots.max(64) + BATCH_MAX;
         let access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ);

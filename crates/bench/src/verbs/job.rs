@@ -63,6 +63,8 @@ pub enum Traffic {
     Latency,
     /// Many in flight, one way.
     Bandwidth,
+    /// The same, and the receiver of SENDs reads all of each.
+    BandwidthRead,
 }
 
 /// One measurement.

@@ -44,7 +44,7 @@ pub fn prepare<'a>(device: &'a Device, mix: &Mix) -> Result<Endpoint<'a>, String
 
 /// Takes what is sent, until a last message with an immediate value.
 pub fn serve(end: &Endpoint<'_>) -> Result<Outcome, String> {
-    traffic::sink(end, end.receive_depth())
+    traffic::sink(end, end.receive_depth(), size_of::<u64>())
 }
 
 /// Sends for so long. The figures are millions of messages a second, over parts of the time.

@@ -4,7 +4,7 @@
 //! value, or a WRITE whose first byte is [`LAST`]. So no measurement lasts long, however slow the path is.
 use super::endpoint::{BATCH_MAX, Endpoint, PollTimeout, Post};
 use super::{Job, Operation, Outcome, Traffic};
-use crate::limits::{Wait, Waiter};
+use crate::limits::{Wait, Waiter, copy};
 use crate::stats::Summary;
 use crate::sys;
 use freeflow_verbs::CompletionFlags;
@@ -230,18 +230,17 @@ fn stream(end: &Endpoint<'_>, job: &Job) -> Result<Outcome, String> {
     Ok(Outcome { figures: Summary::of(&mut samples), message_count: done as u64, cpu_ns, elapsed_ns })
 }
 
-/// Receives until the last message; touches each.
-pub(super) fn sink(end: &Endpoint<'_>, posted: usize) -> Result<Outcome, String> {
+/// Receives until the last message; reads so many bytes of each.
+pub(super) fn sink(end: &Endpoint<'_>, posted: usize, read_bytes: usize) -> Result<Outcome, String> {
     let (mut posted, mut taken, mut sum, mut last) = (posted, 0u64, 0u64, false);
     let mut freed = 0;
     let (cpu, begun) = (sys::own_cpu_ns(), sys::monotonic_ns());
     let mut poll_timeout = PollTimeout::new();
     while !last {
         let count = end.poll_receives(|completion| {
+            let place = end.receive_place(completion.wr_id as usize);
             // SAFETY: the message's place, eight bytes long or more for streams; it was written before its completion.
-            sum = sum.wrapping_add(unsafe {
-                ptr::read_volatile(end.receive_place(completion.wr_id as usize).cast::<u64>())
-            });
+            sum = sum.wrapping_add(unsafe { copy::sum(place, read_bytes) });
             last |= completion.wc_flags & u32::from(CompletionFlags::WITH_IMMEDIATE) != 0;
         })?;
         if count == 0 {
@@ -266,7 +265,7 @@ pub(super) fn sink(end: &Endpoint<'_>, posted: usize) -> Result<Outcome, String>
 pub fn run(end: &Endpoint<'_>, job: &Job) -> Result<Outcome, String> {
     match job.traffic {
         Traffic::Latency => ping(end, job),
-        Traffic::Bandwidth => stream(end, job),
+        Traffic::Bandwidth | Traffic::BandwidthRead => stream(end, job),
     }
 }
 
@@ -274,8 +273,9 @@ pub fn run(end: &Endpoint<'_>, job: &Job) -> Result<Outcome, String> {
 pub fn serve(end: &Endpoint<'_>, job: &Job) -> Result<Outcome, String> {
     match (job.traffic, job.operation) {
         (Traffic::Latency, _) => pong(end, job),
-        (Traffic::Bandwidth, Operation::Send) => sink(end, end.receive_depth()),
-        (Traffic::Bandwidth, Operation::Write | Operation::Read) => {
+        (Traffic::Bandwidth, Operation::Send) => sink(end, end.receive_depth(), size_of::<u64>()),
+        (Traffic::BandwidthRead, Operation::Send) => sink(end, end.receive_depth(), job.bytes),
+        (Traffic::Bandwidth | Traffic::BandwidthRead, Operation::Write | Operation::Read) => {
             Ok(Outcome { figures: None, message_count: 0, cpu_ns: 0, elapsed_ns: 0 })
         }
     }
