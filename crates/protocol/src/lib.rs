@@ -42,9 +42,15 @@ use version::Offer;
 /// Feature bit: the router takes [`library::Request::BorrowSegment`].
 pub const FEATURE_BORROWED_SEGMENTS: u64 = 1;
 
+/// Feature bit: the router takes [`library::Request::OpenNumberedDirectRing`], and says of a direct
+/// ring that is accepted how many led there before.
+pub const FEATURE_NUMBERED_DIRECT_RINGS: u64 = 1 << 1;
+
 /// Versions and features of this release on library and admin sockets. Enums of messages grow at
 /// the end only, and a new variant is sent only after its feature bit was agreed on.
-pub const PROTOCOL: Offer = Offer { features: FEATURE_BORROWED_SEGMENTS, ..Offer::only(1) };
+pub const PROTOCOL: Offer = Offer { features: FEATURES, ..Offer::only(1) };
+
+const FEATURES: u64 = FEATURE_BORROWED_SEGMENTS | FEATURE_NUMBERED_DIRECT_RINGS;
 
 /// Firewall mark (SO_MARK) of RoCEv2 packets that a router sends: no other packet to that port
 /// leaves a host. It keeps clear of the bits that kube-proxy, Cilium, Calico, AWS' CNI and

@@ -173,7 +173,7 @@ pub enum Request {
     /// The direct ring that the peer of this QP has opened. → `Direct` + 1 descriptor. NotFound: there is
     /// none.
     AcceptDirectRing { qp: Handle },
-    /// Memory of the peer of an RC QP, on the same host, that requests of this QP may reach by that
+    /// Memory of the peer of an RC or UC QP, on the same host, that requests of this QP may reach by that
     /// key: so much around `address` (as requests name it) as can be reached in one piece, which
     /// may be less than `length`. It comes from a segment of which all that the owner has mapped
     /// lies in the region that the key names. → `Grant` + 1 descriptor, which can be mapped for
@@ -222,6 +222,11 @@ pub enum Request {
     /// NotSupported: the memory is none of these, or the router can't reach it so. NoMemory: beyond a limit. Only after
     /// [`FEATURE_BORROWED_SEGMENTS`](crate::FEATURE_BORROWED_SEGMENTS) was agreed on.
     BorrowSegment { address: u64, length: u64 },
+    /// Like `OpenDirectRing`, for a UC QP: messages of it may be lost, so the router says which RECV
+    /// the next one takes, and closes the ring when one is lost that would have taken a RECV. →
+    /// `NumberedDirect` + 1 descriptor. Only after
+    /// [`FEATURE_NUMBERED_DIRECT_RINGS`](crate::FEATURE_NUMBERED_DIRECT_RINGS) was agreed on.
+    OpenNumberedDirectRing { qp: Handle },
 }
 
 /// Parameters that make an SRQ one for XRC.
@@ -273,9 +278,10 @@ pub enum Reply {
     /// State of the QP now.
     QpModified { state: QpState },
     /// `credit_count`: slots of the receiver's receive queue; 0: it uses an SRQ, and promises RECVs
-    /// of that instead. `direct_rings_closed`: as the
-    /// sender's send queue says; another number there says that the ring is closed. `takes_writes`:
-    /// while it is open, WRITEs without bytes are allowed, too.
+    /// of that instead. `direct_rings_closed`: as the sender's send queue says; another number there
+    /// says that the ring is closed. So does the receiver's receive queue, if
+    /// [`FEATURE_NUMBERED_DIRECT_RINGS`](crate::FEATURE_NUMBERED_DIRECT_RINGS) was agreed on.
+    /// `takes_writes`: while it is open, WRITEs without bytes are allowed, too.
     Direct { segment_bytes: u64, credit_count: u32, direct_rings_closed: u32, takes_writes: bool },
     /// The peer's memory from `address` on (as requests name it): `length` bytes that begin at
     /// `offset` of the segment. It holds while the send queue says so of `grants_revoked`.
@@ -295,6 +301,9 @@ pub enum Reply {
     NotEnoughCredit { missing: u64 },
     /// The router's own offer, in answer to a `Hello` that has too little in common with it.
     Incompatible { protocol: Offer, layouts: VersionRange },
+    /// Like `Direct`. `msn`: the RECV that the next message takes, and what the send queue has to say of
+    /// it from now on.
+    NumberedDirect { segment_bytes: u64, credit_count: u32, direct_rings_closed: u32, takes_writes: bool, msn: u32 },
 }
 
 /// The beginning of a session.

@@ -322,6 +322,8 @@ pub struct RequestConsumer {
     cursor: TakeCursor,
     /// The library takes requests too.
     is_shared: bool,
+    /// Requests were left to it since the last call of [`Self::was_skipped`].
+    is_skipped: bool,
     /// `NOTIFIED` when last looked at.
     notified: u32,
     max_wr: u32,
@@ -347,6 +349,7 @@ impl RequestConsumer {
             view: QueueView::new(segment, offset, shape),
             cursor: TakeCursor::default(),
             is_shared: false,
+            is_skipped: false,
             notified: 0,
             max_wr: max_wr.min(shape.slot_count),
             // One without RECVs numbers messages that take those of another queue: any number of them may
@@ -522,6 +525,7 @@ impl RequestConsumer {
         let claimed = self.view.header::<{ queue::CLAIMED }>().load(Ordering::Acquire);
         if self.is_shared && (claimed.wrapping_sub(self.cursor.position()) as i32) > 0 {
             self.cursor.skip_to(claimed);
+            self.is_skipped = true;
         }
         self.cursor.position()
     }
@@ -535,8 +539,14 @@ impl RequestConsumer {
     /// come next.
     pub fn skip_to(&mut self, position: u32) {
         if self.may_skip_to(position) {
+            self.is_skipped |= position != self.cursor.position();
             self.cursor.skip_to(position);
         }
+    }
+
+    /// Whether requests were left to the library since the last call.
+    pub fn was_skipped(&mut self) -> bool {
+        std::mem::take(&mut self.is_skipped)
     }
 
     /// Everything that was taken so far is done, and its completions are written.
@@ -608,7 +618,7 @@ impl RequestConsumer {
     /// Begins again at position 0: the QP went to RESET.
     pub fn reset(&mut self) {
         self.cursor = TakeCursor::default();
-        self.is_shared = false;
+        (self.is_shared, self.is_skipped) = (false, false);
         self.store_taken();
         self.store_done();
     }

@@ -48,6 +48,9 @@ impl Completer {
         if self.qp(id).service.is_reliable() {
             self.enter_error(env, id);
         } else if self.qp(id).state() != QpState::Error {
+            if self.qp(id).is_connected_service() {
+                env.revoke_direct(id);
+            }
             let qp = self.qp_mut(id);
             qp.attributes.state = QpState::SqError;
             qp.send.drain = Drain::None;

@@ -108,6 +108,6 @@ pub trait Memory {
     /// every other atomic operation of this router on the same bytes.
     fn atomic(&mut self, token: Token, at: Span, operation: AtomicOperation) -> AtomicOutcome;
 
-    /// The QP goes to ERROR: its grants end, and its peer's grants of its memory.
+    /// The QP goes to ERROR, or one of UC to SQE: its grants end, and its peer's grants of its memory.
     fn revoke_direct(&mut self, qp: QpId);
 }

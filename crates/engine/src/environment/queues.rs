@@ -39,6 +39,15 @@ pub trait Queues {
     /// Takes the next posted receive of a QP's own queue or of an SRQ, for a message to `qp`.
     fn fetch_receive(&mut self, qp: QpId, queue: ReceiveQueueId, into: &mut ReceiveRequest) -> Fetch;
 
+    /// Whether RECVs of this queue were taken past the engine since the last call.
+    fn receives_were_taken(&mut self, _queue: ReceiveQueueId) -> bool {
+        false
+    }
+
+    /// A message of a UC QP is lost that would have taken a RECV of the peer: the sender's number of
+    /// messages is no number of RECVs any more.
+    fn message_lost(&mut self, _qp: QpId) {}
+
     /// Requests now posted to `srq` and not taken (for its limit event).
     fn srq_pending(&mut self, srq: SrqId) -> u32;
 

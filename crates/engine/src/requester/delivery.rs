@@ -267,7 +267,7 @@ impl Requester {
             | Rejection::Late
             | Rejection::Busy
             | Rejection::Postponed
-            | Rejection::NotReady { .. } => self.responder.completer.succeed_send(env, now, id),
+            | Rejection::NotReady { .. } => self.lose(env, now, id),
         }
     }
 

@@ -319,7 +319,7 @@ impl Requester {
                     self.vnic_of(arrival.responder).counters.receives_missing += 1;
                 }
                 self.responder.completer.count_received(id, arrival.responder);
-                self.responder.completer.succeed_send(env, now, id);
+                self.lose(env, now, id);
                 Turn::Continue
             }
         }
@@ -359,6 +359,15 @@ impl Requester {
         Turn::Stop(Progress::Waiting)
     }
 
+    /// A message that nobody acknowledges is lost: its sender sees success.
+    pub(crate) fn lose<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId) {
+        let qp = self.qp(id);
+        if qp.service == QpType::Uc && qp.send.request.opcode.consumes_receive() {
+            env.message_lost(id);
+        }
+        self.responder.completer.succeed_send(env, now, id);
+    }
+
     /// Nobody is there: RC waits for its timeout and tries again, UC and UD never know.
     pub(crate) fn unanswered<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId) -> Turn {
         self.responder.completer.stop_waiting(env, id);
@@ -368,7 +377,7 @@ impl Requester {
         if !qp.service.is_reliable() {
             self.vnic_of(id).counters.undeliverable += 1;
             self.responder.note_unanswered(env, id);
-            self.responder.completer.succeed_send(env, now, id);
+            self.lose(env, now, id);
             return Turn::Continue;
         }
         qp.send.phase = SendPhase::Waiting;

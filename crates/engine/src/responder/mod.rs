@@ -229,6 +229,9 @@ impl Responder {
                     return Err(self.receive_fault(env, now, responder, fault));
                 }
                 Fetch::Empty if !service.is_reliable() => {
+                    if env.receives_were_taken(queue) {
+                        qp.receive.taken_at = Some(now);
+                    }
                     let recently_active = qp.receive.taken_at.is_some_and(|at| now - at < RECENTLY_ACTIVE);
                     if recently_active {
                         return Err(Rejection::Late);

@@ -3,6 +3,7 @@
 use crate::arrival::{needs_depth, remote_right};
 use crate::environment::Environment;
 use crate::keys::{Backing, KeyHolder};
+use crate::qp::{Claim, SendPhase};
 use crate::{CqId, Engine, MrId, QpId, SessionId, SrqId};
 use core::fmt;
 use freeflow_verbs::{Access, QpState, QpType, SendOpcode};
@@ -10,7 +11,7 @@ use freeflow_verbs::{Access, QpState, QpType, SendOpcode};
 /// Why the messages of a QP go through the router.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotDirect {
-    /// Only RC QPs do without it.
+    /// Only RC and UC QPs do without it.
     Type,
     /// It is not ready to send, or its peer not to receive.
     State,
@@ -23,7 +24,7 @@ pub enum NotDirect {
 impl fmt::Display for NotDirect {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Type => "not an RC QP",
+            Self::Type => "neither RC nor UC",
             Self::State => "not connected",
             Self::OtherHost => "peer on another host",
             Self::NoPeer => "no peer",
@@ -88,7 +89,9 @@ impl Engine {
         let (right, qp, responder) = (remote_right(opcode), self.qp(id), self.qp(peer));
         let lacks_depth =
             needs_depth(opcode) && (qp.attributes.max_rd_atomic == 0 || responder.attributes.max_dest_rd_atomic == 0);
-        if !responder.attributes.access.contains(right) || lacks_depth || length == 0 {
+        // UC has no READ.
+        let exists = writes || qp.service.is_reliable();
+        if !exists || !responder.attributes.access.contains(right) || lacks_depth || length == 0 {
             return Err(NotGrantable::Refused);
         }
         let span =
@@ -109,13 +112,13 @@ impl Engine {
         Ok(Grantable { responder: peer, owner, mr, address, last, iova, asked, writable })
     }
 
-    /// The QP that this one's messages go to, if both are of RC, on this host, and ready.
+    /// The QP that this one's messages go to, if both are of RC or of UC, on this host, and ready.
     ///
     /// # Errors
     /// [`NotDirect`]: why its messages go another way.
     pub fn direct_peer(&self, id: QpId) -> Result<QpId, NotDirect> {
         let qp = self.completer().qps.get(id).ok_or(NotDirect::NoPeer)?;
-        if qp.service != QpType::Rc {
+        if !matches!(qp.service, QpType::Rc | QpType::Uc) {
             return Err(NotDirect::Type);
         }
         if qp.state() != QpState::ReadyToSend {
@@ -125,6 +128,14 @@ impl Engine {
             return Err(NotDirect::OtherHost);
         }
         self.requester.responder.find_responder(id).ok_or(NotDirect::NoPeer)
+    }
+
+    /// Nothing of a QP is under way, and its peer keeps no RECV that a lost message left: the next message takes the
+    /// RECV that is fetched next.
+    pub fn is_between_messages(&self, id: QpId, peer: QpId) -> bool {
+        let qps = &self.completer().qps;
+        let (Some(qp), Some(peer)) = (qps.get(id), qps.get(peer)) else { return false };
+        qp.send.phase == SendPhase::Idle && peer.receive.claim == Claim::None
     }
 
     /// WRITEs of its peer are welcome to a QP, as far as the QP has a say.

@@ -18,18 +18,22 @@ use std::os::fd::{AsFd, OwnedFd};
 
 /// The library's description of a direct ring.
 fn describe(terms: DirectRingTerms) -> Reply {
-    let DirectRingTerms { credit_count, direct_rings_closed, takes_writes } = terms;
-    Reply::Direct { segment_bytes: ring_bytes() as u64, credit_count, direct_rings_closed, takes_writes }
+    let DirectRingTerms { credit_count, direct_rings_closed, takes_writes, msn } = terms;
+    let segment_bytes = ring_bytes() as u64;
+    match msn {
+        None => Reply::Direct { segment_bytes, credit_count, direct_rings_closed, takes_writes },
+        Some(msn) => Reply::NumberedDirect { segment_bytes, credit_count, direct_rings_closed, takes_writes, msn },
+    }
 }
 
 impl Control {
-    pub(crate) fn open_direct_ring(&mut self, at: (Key, SessionId), qp: Handle) -> Outcome {
+    pub(crate) fn open_direct_ring(&mut self, at: (Key, SessionId), qp: Handle, is_numbered: bool) -> Outcome {
         let qp = self.objects(at.0)?.qps.get(qp)?.id;
         let vnic = self.vnic_of(at.0).ok_or(VerbsError::DeviceFatal)?;
         let charge = Charge::foreign(&vnic.account, &vnic.record.limits)?;
         let descriptor = foreign_memory("freeflow-direct-ring", ring_bytes()).map_err(|_| VerbsError::NoMemory)?;
         let copy = descriptor.try_clone().map_err(|_| VerbsError::NoMemory)?;
-        self.submit(at, OpenDirectRing { qp, copy, charge }, move |_, terms| {
+        self.submit(at, OpenDirectRing { qp, is_numbered, copy, charge }, move |_, terms| {
             Answer::with(describe(terms), vec![descriptor])
         })
     }

@@ -73,7 +73,8 @@ impl Control {
             Request::DestroyQp { qp } => self.destroy_qp(at, qp),
             Request::AttachMulticast { qp, gid } => self.attach_multicast(at, qp, gid),
             Request::DetachMulticast { qp, gid } => self.detach_multicast(at, qp, gid),
-            Request::OpenDirectRing { qp } => self.open_direct_ring(at, qp),
+            Request::OpenDirectRing { qp } => self.open_direct_ring(at, qp, false),
+            Request::OpenNumberedDirectRing { qp } => self.open_direct_ring(at, qp, true),
             Request::AcceptDirectRing { qp } => self.accept_direct_ring(at, qp),
             Request::AskGrant { qp, rkey, address, length, writes } => {
                 self.ask_grant(at, qp, GrantRequest { rkey, address, length, writes })

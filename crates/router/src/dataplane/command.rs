@@ -162,6 +162,8 @@ pub(crate) struct DirectRingTerms {
     pub credit_count: u32,
     pub direct_rings_closed: u32,
     pub takes_writes: bool,
+    /// Of a ring whose messages the router numbers: the first one's.
+    pub msn: Option<u32>,
 }
 
 /// New limits and rates of a vNIC, as far as they changed.
@@ -369,7 +371,7 @@ commands! {
         DetachMulticast { session: SessionId, qp: QpId, group: Gid } -> ();
 
         /// A QP shall send past the router; `copy`: of the ring's memory, for the receiver.
-        OpenDirectRing { qp: QpId, copy: OwnedFd, charge: Charge } -> DirectRingTerms;
+        OpenDirectRing { qp: QpId, is_numbered: bool, copy: OwnedFd, charge: Charge } -> DirectRingTerms;
         AcceptDirectRing { qp: QpId } -> (DirectRingTerms, OwnedFd);
         Grant { qp: QpId, request: GrantRequest } -> Verdict;
         /// From now on its process takes revoke commands.

@@ -9,20 +9,21 @@ use crate::dataplane::worker::Worker;
 use freeflow_engine::{Fetch, QpId, SessionId, SrqId};
 use freeflow_protocol::admin::DataPath;
 use freeflow_shm::RequestConsumer;
-use freeflow_verbs::{NetworkId, VerbsError};
+use freeflow_verbs::{NetworkId, QpType, VerbsError};
 use std::os::fd::OwnedFd;
 
 /// Messages of one look that a moderated CQ counts.
 const NOTIFICATIONS_COUNTED_MAX: u32 = 64;
 
 impl Worker {
-    /// The QP at the other end.
-    pub(crate) fn may_open_direct_ring(&mut self, id: QpId) -> Result<QpId, VerbsError> {
+    /// The QP at the other end, and the RECV of its that the next message takes.
+    pub(crate) fn may_open_direct_ring(&mut self, id: QpId, is_numbered: bool) -> Result<(QpId, u32), VerbsError> {
         use freeflow_engine::NotDirect;
         let to = self.engine.direct_peer(id).map_err(|reason| match reason {
             NotDirect::State | NotDirect::NoPeer => VerbsError::Busy,
             NotDirect::Type | NotDirect::OtherHost => VerbsError::NotSupported,
         })?;
+        self.ports.leave_receives(id);
         let msn = self.ports.qps.get(id).map_or(0, |qp| qp.send.msn());
         let receive = self.ports.qps.get_mut(to).and_then(|peer| peer.receive.as_mut());
         let next = receive.map(|receive| (receive.catch_up(), receive.may_skip_to(msn)));
@@ -32,11 +33,20 @@ impl Worker {
         if !self.may_pass_router(qp.session) || !self.may_pass_router(peer.session) {
             return Err(VerbsError::NotSupported);
         }
-        // All that was sent before is done: both count the same RECVs.
         let (next, may_be_ahead) = next.ok_or(VerbsError::NotSupported)?;
-        let is_same_pair = qp.direct.pair == Some((to, peer.direct.incarnation));
-        let agrees = msn == next || is_same_pair && may_be_ahead;
-        if qp.direct.to.is_some() || qp.send.has_next() || !agrees { Err(VerbsError::Busy) } else { Ok(to) }
+        let is_unreliable = qp.service == QpType::Uc;
+        if is_numbered != is_unreliable || is_unreliable && self.engine.srq_of(to).is_some() {
+            return Err(VerbsError::NotSupported);
+        }
+        let (agrees, msn) = if is_numbered {
+            // Only the router knows which messages took RECVs.
+            (self.engine.is_between_messages(id, to), next)
+        } else {
+            // All that was sent before is done: both count the same RECVs.
+            let is_same_pair = qp.direct.pair == Some((to, peer.direct.incarnation));
+            (msn == next || is_same_pair && may_be_ahead, msn)
+        };
+        if qp.direct.to.is_some() || qp.send.has_next() || !agrees { Err(VerbsError::Busy) } else { Ok((to, msn)) }
     }
 
     /// The doorbell of a QP rang that puts messages into a direct ring.
@@ -99,11 +109,12 @@ impl Worker {
 }
 
 impl Ports {
-    /// → how many direct rings of the sender were closed before.
+    /// `msn`: of the next message. → how many direct rings of the sender were closed before.
     pub(crate) fn open_direct_ring(
         &mut self,
         id: QpId,
         (to, srq): (QpId, Option<SrqId>),
+        msn: u32,
         descriptor: OwnedFd,
         charge: Charge,
     ) -> u32 {
@@ -125,7 +136,7 @@ impl Ports {
         let Some(qp) = self.qps.get_mut(id) else { return 0 };
         qp.direct.to = Some(to);
         qp.direct.pair = Some((to, incarnation));
-        qp.direct.msn = qp.send.msn();
+        qp.direct.msn = msn;
         qp.direct.direct_rings_closed
     }
 
@@ -141,7 +152,8 @@ impl Ports {
 
     /// The QP's messages go through the router from now on. What is in its direct ring stays there for the
     /// receiver.
-    fn close_direct_ring(&mut self, id: QpId) {
+    pub(crate) fn close_direct_ring(&mut self, id: QpId) {
+        self.leave_receives(id);
         let Some(qp) = self.qps.get_mut(id) else { return };
         if qp.direct.to.is_some() {
             qp.direct.direct_rings_closed = qp.direct.direct_rings_closed.wrapping_add(1);
@@ -156,6 +168,14 @@ impl Ports {
             if let Some(receive) = &peer.receive {
                 receive.set_direct_rings_closed(peer.direct.led_here);
             }
+        }
+    }
+
+    /// The RECVs of what a UC QP has put into a direct ring are left for that: its sender may begin anew without its
+    /// peer. (RC's peers begin anew together.)
+    fn leave_receives(&mut self, id: QpId) {
+        if self.qps.get(id).is_some_and(|qp| qp.service == QpType::Uc && qp.direct.pair.is_some()) {
+            self.follow_msn(id);
         }
     }
 
@@ -197,6 +217,12 @@ impl Ports {
             return;
         }
         qp.direct.routed_at = done_directly(&qp.send);
+        self.follow_msn(id);
+    }
+
+    /// The sender says how many RECVs of its peer it has used up.
+    fn follow_msn(&mut self, id: QpId) {
+        let Some(qp) = self.qps.get_mut(id) else { return };
         let msn = qp.send.msn();
         if std::mem::replace(&mut qp.direct.msn, msn) == msn {
             return;

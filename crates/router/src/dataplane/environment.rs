@@ -101,6 +101,14 @@ impl Queues for Ports {
         }
     }
 
+    fn receives_were_taken(&mut self, queue: ReceiveQueueId) -> bool {
+        self.receive_queue(queue).is_some_and(|(ring, _)| ring.was_skipped())
+    }
+
+    fn message_lost(&mut self, qp: QpId) {
+        self.close_direct_ring(qp);
+    }
+
     fn srq_pending(&mut self, srq: SrqId) -> u32 {
         let Some(srq) = self.srqs.get_mut(srq) else { return 0 };
         srq.receive.catch_up();

@@ -5,7 +5,7 @@ use crate::memory::grants::{GrantRequest, Verdict};
 use freeflow_engine::{NotGrantable, QpId, QpStatus as Look};
 use freeflow_protocol::admin::QpPath;
 use freeflow_shm::DIRECT_RING_MESSAGE_BYTES_MAX;
-use freeflow_verbs::{QpState, SendOpcode, VerbsError};
+use freeflow_verbs::{QpState, QpType, SendOpcode, VerbsError};
 use std::ops::Range;
 
 /// Requests through the router after which a library that does its part has asked for something.
@@ -76,11 +76,15 @@ impl Worker {
     }
 
     fn why_no_direct_ring(&self, id: QpId, bytes: u64) -> Option<Reason> {
-        if let Err(reason) = self.engine.direct_peer(id) {
-            return Some(Reason::of(reason, QpState::ReadyToSend));
-        }
+        let peer = match self.engine.direct_peer(id) {
+            Ok(peer) => peer,
+            Err(reason) => return Some(Reason::of(reason, QpState::ReadyToSend)),
+        };
         if bytes > u64::from(DIRECT_RING_MESSAGE_BYTES_MAX) {
             return Some(Reason::TooLong);
+        }
+        if self.engine.srq_of(peer).is_some() && self.ports.qps.get(id).is_some_and(|qp| qp.service == QpType::Uc) {
+            return Some(Reason::SharedReceives);
         }
         if self.uses_direct_ring(id) {
             return None;

@@ -27,6 +27,8 @@ pub(crate) enum Reason {
     /// It has a direct ring that its peer has not begun to take messages from.
     NotAccepted,
     TooLong,
+    /// A SEND of UC.
+    SharedReceives,
     Atomic,
     Operation,
     KeyRefused,
@@ -43,7 +45,7 @@ pub(crate) enum Reason {
 impl Reason {
     pub const fn text(self) -> &'static str {
         match self {
-            Self::Type => "not an RC QP",
+            Self::Type => "neither RC nor UC",
             Self::NotConnected => "not connected",
             Self::OnlyReceives => "only receives",
             Self::Drained => "send queue drained",
@@ -56,6 +58,7 @@ impl Reason {
             Self::NeverAsked => "its library does not ask",
             Self::NotAccepted => "peer does not take it",
             Self::TooLong => "message over 256 KiB",
+            Self::SharedReceives => "UC with an SRQ",
             Self::Atomic => "atomic operation",
             Self::Operation => "neither SEND, WRITE nor READ",
             Self::KeyRefused => "key refused",

@@ -16,5 +16,6 @@ mod moderation;
 mod multicast;
 mod peers;
 mod policy;
+mod unreliable;
 mod wire;
 mod xrc;

@@ -8,27 +8,30 @@ use freeflow_verbs::{Instant, VerbsError};
 impl Execute<OpenDirectRing> for Worker {
     fn execute(&mut self, _: Instant, command: OpenDirectRing) -> Execution<OpenDirectRing> {
         let id = command.qp;
-        let allowed = self.may_open_direct_ring(id);
+        let allowed = self.may_open_direct_ring(id, command.is_numbered);
         if let Some(qp) = self.ports.qps.get_mut(id) {
             qp.direct.asked.ever = true;
         }
-        let to = match allowed {
-            Ok(to) => to,
+        let (to, msn) = match allowed {
+            Ok(allowed) => allowed,
             Err(error) => return Execution::refused(command, error),
         };
         let direct_rings_closed =
-            self.ports.open_direct_ring(id, (to, self.engine.srq_of(to)), command.copy, command.charge);
+            self.ports.open_direct_ring(id, (to, self.engine.srq_of(to)), msn, command.copy, command.charge);
+        let msn = command.is_numbered.then_some(msn);
         let (credit_count, takes_writes) = (self.credit_count(to), self.engine.takes_writes(to));
-        Execution::done(Ok(DirectRingTerms { credit_count, direct_rings_closed, takes_writes }))
+        Execution::done(Ok(DirectRingTerms { credit_count, direct_rings_closed, takes_writes, msn }))
     }
 }
 
 impl Execute<AcceptDirectRing> for Worker {
     fn execute(&mut self, _: Instant, AcceptDirectRing { qp: id }: AcceptDirectRing) -> Execution<AcceptDirectRing> {
-        let descriptor = self.ports.qps.get_mut(id).and_then(|qp| qp.direct.take_ring());
+        let qp = self.ports.qps.get_mut(id);
+        let taken = qp.and_then(|qp| qp.direct.take_ring().map(|descriptor| (descriptor, qp.direct.led_here)));
+        let Some((descriptor, direct_rings_closed)) = taken else { return Execution::done(Err(VerbsError::NotFound)) };
         let credit_count = self.credit_count(id);
-        let terms = DirectRingTerms { credit_count, direct_rings_closed: 0, takes_writes: false };
-        Execution::done(descriptor.map(|descriptor| (terms, descriptor)).ok_or(VerbsError::NotFound))
+        let terms = DirectRingTerms { credit_count, direct_rings_closed, takes_writes: false, msn: None };
+        Execution::done(Ok((terms, descriptor)))
     }
 }
 
