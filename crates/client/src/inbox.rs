@@ -151,7 +151,9 @@ impl Inbox {
 
     pub fn add_notified(&self, rings: Arc<Rings>) {
         let mut notified = lock(&self.notified);
-        notified.push(rings);
+        if !notified.last().is_some_and(|last| Arc::ptr_eq(last, &rings)) {
+            notified.push(rings);
+        }
         // Release; partner: the Acquire load in `has_notified`.
         self.has_notified.store(true, Ordering::Release);
     }

@@ -1,4 +1,4 @@
-//! Messages that the peer of an RC queue pair puts into its direct ring: they take the RECVs in
+//! Messages that the peer of an RC or UC queue pair puts into its direct ring: they take the RECVs in
 //! order, together with those that the router delivers.
 //!
 //! Invariant: completions of a receive queue are handed on in the order of its positions, which are
@@ -6,12 +6,13 @@
 //!
 //! RECVs of an SRQ have no such positions: the messages are numbered by themselves, and each takes
 //! the next RECV when it is polled ([`Shared`]).
-use crate::direct_ring::map_direct_ring;
+use crate::direct_ring::DirectRingTerms;
 use crate::promises::PROMISED_MAX;
 use crate::regions::{Cache, SGES_MAX};
 use crate::rings::Rings;
-use crate::session::Session;
+use crate::session::{NotificationListener, Session};
 use crate::shared_receives::{Promisee, SharedReceives, TakenReceive};
+use freeflow_protocol::FEATURE_NUMBERED_DIRECT_RINGS;
 use freeflow_protocol::library::{Handle, Request};
 use freeflow_shm::layout::direct_ring;
 use freeflow_shm::{CreditList, DirectRingReceiver, OwnMemory, OwnRange, Staged, monotonic_ns};
@@ -128,10 +129,15 @@ impl Incoming {
     /// Accepts the direct ring that the peer has opened.
     pub fn accept(session: &Session, rings: &Rings, qp: Handle, own: OwnMemory) -> Option<Self> {
         let (reply, descriptors) = session.call(&Request::AcceptDirectRing { qp }).ok()?;
-        let (segment, credits) = map_direct_ring(&reply, &descriptors)?;
+        let terms = DirectRingTerms::of(&reply)?;
+        let (segment, credits) = terms.map(&descriptors)?;
         let is_shared = credits == CreditList::Promised;
         let (receiver, credits) = DirectRingReceiver::new(segment, credits);
-        let direct_rings_closed = rings.receive.lock().ring.direct_rings_closed();
+        let direct_rings_closed = if session.speaks(FEATURE_NUMBERED_DIRECT_RINGS) {
+            terms.direct_rings_closed
+        } else {
+            rings.receive.lock().ring.direct_rings_closed()
+        };
         let (next, srq) = (rings.next_receive(), rings.srq());
         let shared = match (is_shared, srq) {
             (true, Some((srq, own))) => Some(Shared::new(srq, own)),
@@ -309,7 +315,7 @@ impl Incoming {
         }
         self.active_at = polls;
         let receive = rings.receive.lock();
-        if receive.ring.direct_rings_closed() != self.direct_rings_closed && !self.close_drain.takes_another() {
+        if receive.ring.direct_rings_closed() != self.direct_rings_closed && !self.drains(rings) {
             self.is_broken = true;
             return None;
         }
@@ -374,12 +380,20 @@ impl Incoming {
         Some(completion)
     }
 
+    /// A message of a ring that is closed is about to be taken. The next ring may be there already, and is accepted
+    /// once the last message is.
+    #[cold]
+    fn drains(&mut self, rings: &Rings) -> bool {
+        rings.notify();
+        self.close_drain.takes_another()
+    }
+
     /// Takes the next RECV of the SRQ for the next message. False: there is none, or the ring ends.
     fn takes_receive(&mut self, shared: &mut Shared, rings: &Rings) -> bool {
         let mut receive = rings.receive.lock();
         let is_closed = receive.ring.direct_rings_closed() != self.direct_rings_closed;
         // One that waits for a RECV does not count.
-        if is_closed && shared.srq.has_receive() && !self.close_drain.takes_another() {
+        if is_closed && shared.srq.has_receive() && !self.drains(rings) {
             self.is_broken = true;
             return false;
         }

@@ -1,4 +1,4 @@
-//! The requests of an RC queue pair that the posting thread carries out itself: by a direct ring to
+//! The requests of an RC or UC queue pair that the posting thread carries out itself: by a direct ring to
 //! the RECVs of the peer, and in memory of the peer that was granted.
 //!
 //! Invariant: a request is carried out here only if all requests that the router got before are
@@ -7,23 +7,30 @@
 //!
 //! Invariant: nothing is carried out here that the router would refuse: a key that is not known to
 //! be good, a RECV that is too short, a payload too long are left to it, and it finds the fault.
-use crate::direct_ring::map_direct_ring;
+//!
+//! Messages of UC may be lost, by the router alone, and then take no RECV: it closes the direct ring
+//! before it is done with one that is, and says at which RECV the next ring begins.
+use crate::direct_ring::DirectRingTerms;
 use crate::grants::Grants;
 use crate::payload::{Payload, QpContext};
 use crate::posting_order::FAR;
 use crate::regions::Cache;
-use freeflow_protocol::library::{Reply, Request};
+use freeflow_protocol::FEATURE_NUMBERED_DIRECT_RINGS;
+use freeflow_protocol::library::Request;
 use freeflow_shm::{
     Credit, DIRECT_RING_MESSAGE_BYTES_MAX, DirectRingSender, RequestProducer, SendDescriptor, Staged, monotonic_ns,
     pause, sched_yield,
 };
-use freeflow_verbs::{CompletionFlags, SendFlags, SendOpcode, VerbsError};
+use freeflow_verbs::{CompletionFlags, QpType, SendFlags, SendOpcode, VerbsError};
 use std::ops::RangeInclusive;
 
 /// Requests that the router gets before it is asked for a direct ring.
 const REQUESTS_BEFORE_DIRECT_RING: u32 = 16;
 /// The most requests between two such questions: what one costs is then little beside them.
 const REQUESTS_BETWEEN_MAX: u32 = 1 << 11;
+/// Messages of UC that a direct ring has to bring before a lost one closes it, or the next one comes
+/// later.
+const MESSAGES_WORTH_A_RING: u32 = 1 << 8;
 /// How long a post waits for room in a full direct ring, or for a RECV, before the router gets the
 /// request; half as long after it was in vain.
 const FULL_NS_MAX: u64 = 64_000;
@@ -48,7 +55,10 @@ const PAUSES: u32 = 64;
 /// State of the direct sends of a queue pair. Under the send queue's lock.
 #[derive(Default)]
 pub(crate) struct Outgoing {
-    /// How many RECVs of the peer were used up since the last reset.
+    /// Of a UC queue pair.
+    is_unreliable: bool,
+    /// How many RECVs of the peer were used up since the last reset. Of UC: only while a direct ring
+    /// is open.
     msn: u32,
     /// The last request was carried out here: the router has nothing of this queue.
     is_ours: bool,
@@ -68,6 +78,9 @@ pub(crate) struct Outgoing {
     /// it takes.
     missed: u32,
     backoff: u32,
+    /// Of the last direct ring: what `backoff` was before, and `ring_messages` at its begin.
+    backoff_before: u32,
+    opened_at: u32,
     pub keys: Cache,
     pub grants: Grants,
 }
@@ -103,6 +116,15 @@ fn look(open: &mut OpenRing, msn: u32, bytes: u32) -> RingLook {
 }
 
 impl Outgoing {
+    pub fn new(qp_type: QpType) -> Self {
+        Self { is_unreliable: qp_type == QpType::Uc, ..Self::default() }
+    }
+
+    /// The QP was reset.
+    pub fn begin_anew(&mut self) {
+        *self = Self { is_unreliable: self.is_unreliable, ..Self::default() };
+    }
+
     /// Carries a request out. False: the router shall.
     #[inline]
     pub fn carry_out(
@@ -288,12 +310,24 @@ impl Outgoing {
                 return open.sender.is_open();
             }
             self.open_ring = None;
+            self.note_closed();
+        }
+        if self.is_unreliable && !context.session.speaks(FEATURE_NUMBERED_DIRECT_RINGS) {
+            return false;
         }
         self.missed += 1;
         if self.missed > self.backoff.max(REQUESTS_BEFORE_DIRECT_RING) {
             self.open_direct_ring(context, ring);
         }
         false
+    }
+
+    /// A ring that lost messages of UC have closed before it was worth its cost is asked for less and less often.
+    #[cold]
+    fn note_closed(&mut self) {
+        if self.is_unreliable && self.ring_messages.wrapping_sub(self.opened_at) < MESSAGES_WORTH_A_RING {
+            self.backoff = self.backoff_before;
+        }
     }
 
     #[cold]
@@ -305,15 +339,27 @@ impl Outgoing {
             self.missed = self.backoff / 2;
             return;
         }
-        // Not before: the router takes it for what is used up before the request that it takes
-        // next.
-        ring.set_msn(self.msn);
-        match context.session.call(&Request::OpenDirectRing { qp: context.handle }) {
+        let qp = context.handle;
+        let request = if self.is_unreliable {
+            Request::OpenNumberedDirectRing { qp }
+        } else {
+            // Not before: the router takes it for what is used up before the request that it takes
+            // next.
+            ring.set_msn(self.msn);
+            Request::OpenDirectRing { qp }
+        };
+        match context.session.call(&request) {
             Ok((reply, descriptors)) => {
-                let Reply::Direct { direct_rings_closed, takes_writes, .. } = reply else { return };
-                let Some((segment, credits)) = map_direct_ring(&reply, &descriptors) else { return };
+                let Some(terms) = DirectRingTerms::of(&reply) else { return };
+                if let Some(msn) = terms.msn {
+                    self.msn = msn;
+                    ring.set_msn(msn);
+                }
+                let Some((segment, credits)) = terms.map(&descriptors) else { return };
+                let DirectRingTerms { direct_rings_closed, takes_writes, .. } = terms;
                 let sender = DirectRingSender::new(segment, credits);
-                self.backoff = 0;
+                (self.backoff_before, self.backoff) = (self.backoff, 0);
+                self.opened_at = self.ring_messages;
                 self.open_ring = Some(OpenRing { sender, direct_rings_closed, takes_writes, full_ns: FULL_NS_MAX });
             }
             Err(VerbsError::NotSupported) => self.backoff = REQUESTS_BETWEEN_MAX,

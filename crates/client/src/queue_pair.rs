@@ -119,7 +119,7 @@ impl QueuePair {
         };
         if let Some(rings) = &rings {
             attach(rings, wanted);
-            if wanted.qp_type == QpType::Rc {
+            if passes_router(wanted.qp_type) {
                 let listener: Weak<Rings> = Arc::downgrade(rings);
                 lock(&session.listeners).insert(cookie, listener);
             }
@@ -359,7 +359,7 @@ impl SendBatch<'_> {
             return Err(VerbsError::NoMemory);
         }
         let signaled = self.qp.all_signaled || request.flags.contains(SendFlags::SIGNALED);
-        if self.qp.qp_type == QpType::Rc {
+        if passes_router(self.qp.qp_type) {
             if let Some(own) = self.qp.session.own_memory()
                 && self.carry_out(own, request)
             {
@@ -530,6 +530,12 @@ impl Drop for ReceiveBatch<'_> {
     }
 }
 
+/// Whether requests of such a QP may go past the router.
+#[inline]
+fn passes_router(qp_type: QpType) -> bool {
+    matches!(qp_type, QpType::Rc | QpType::Uc)
+}
+
 /// The state that the router leaves a new QP in.
 fn first_state(wanted: &QpParameters<'_>) -> QpState {
     match (wanted.connection, wanted.qp_type) {
@@ -589,6 +595,7 @@ impl Made {
         let parameters = RingsParameters {
             cookie,
             qpn,
+            qp_type: wanted.qp_type,
             pd: wanted.pd.unwrap_or_default(),
             handle,
             send_shape,

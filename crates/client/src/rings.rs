@@ -9,7 +9,7 @@ use crate::shared_receives::{Promisee, SharedReceives};
 use freeflow_protocol::library::Handle;
 use freeflow_shm::layout::QueueShape;
 use freeflow_shm::{BiasedMutex, CreditWriter, RequestProducer, Segment};
-use freeflow_verbs::{Completion, CompletionFlags, Sge};
+use freeflow_verbs::{Completion, CompletionFlags, QpType, Sge};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
@@ -70,6 +70,7 @@ impl ReceiveSide {
 pub(crate) struct RingsParameters {
     pub cookie: u32,
     pub qpn: u32,
+    pub qp_type: QpType,
     pub pd: Handle,
     pub handle: Handle,
     pub send_shape: QueueShape,
@@ -94,7 +95,7 @@ impl Rings {
             qpn,
             pd,
             handle,
-            send: BiasedMutex::new(SendSide { ring: send, outgoing: Outgoing::default() }),
+            send: BiasedMutex::new(SendSide { ring: send, outgoing: Outgoing::new(parameters.qp_type) }),
             send_done: AtomicU32::new(0),
             posting_order: PostingOrder::default(),
             inbox_added: AtomicU32::new(0),
@@ -246,7 +247,7 @@ impl Rings {
     pub fn reset_sends(&self) {
         let mut send = self.send.lock();
         send.ring.reset();
-        send.outgoing = Outgoing::default();
+        send.outgoing.begin_anew();
         self.posting_order.reset();
         // Relaxed, both: under that lock.
         self.inbox_taken.store(self.inbox_added.load(Ordering::Relaxed), Ordering::Relaxed);
