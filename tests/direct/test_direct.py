@@ -226,7 +226,10 @@ REASONS = [
     (None, ["ib_send_lat", "-F", "-D", "60"], None),
     ("message over 256 KiB", ["ib_send_bw", "-F", "-s", "524288", "-D", "60"], None),
     ("atomic operation", ["ib_atomic_bw", "-F", "-D", "60"], None),
-    ("not an RC QP", ["ib_write_bw", "-c", "UC", "-F", "-D", "60"], None),
+    ("neither RC nor UC", ["ib_send_bw", "-c", "UD", "-F", "-D", "60"], None),
+    (None, ["ib_write_bw", "-c", "UC", "-F", "-D", "60"], None),
+    (None, ["ib_send_lat", "-c", "UC", "-F", "-D", "60"], None),
+    ("UC with an SRQ", ["ib_send_lat", "-c", "UC", "--use-srq", "-F", "-D", "60"], None),
     (None, ["ib_send_bw", "-F", "--use-srq", "-D", "60"], None),
     ("its library does not ask", ["ib_write_bw", "-F", "-D", "60"], ["env", "FREEFLOW_DIRECT=off", "ib_write_bw", "-F", "-D", "60"]),
     ("peer does not take it", ["env", "FREEFLOW_DIRECT=off", "ib_send_bw", "-F", "-s", "64", "-D", "60"], ["ib_send_bw", "-F", "-s", "64", "-D", "60"]),
@@ -293,8 +296,8 @@ def stopped(host, server, client, load, path):
 # ---- cases in C
 
 
-def cases(server, client, direct, names=(), rounds=ROUNDS):
-    words = [direct, "-s", SEED, "-n", rounds]
+def cases(server, client, direct, names=(), rounds=ROUNDS, options=()):
+    words = [direct, "-s", SEED, "-n", rounds, *options]
     server_output, output = harness.in_two_containers(
         server, client, [*words, "server", PORT, *names], [*words, "client", "{ip}", PORT, *names],
         seconds=60 + rounds)
@@ -302,10 +305,29 @@ def cases(server, client, direct, names=(), rounds=ROUNDS):
     return output.strip().splitlines()[-1]
 
 
-def cases_switched(host, server, client, direct):
+# Those that lose nothing where nobody waits for acknowledgements.
+UC_CASES = ["mixed_heap", "mixed_shared", "mixed_pauses", "mixed_forks", "left_by_who", "few_of_many", "all_on_one"]
+
+
+def cases_switched(host, server, client, direct, names=(), options=()):
     with paths.Switch(host, SEED) as switch:
-        note = cases(server, client, direct)
+        note = cases(server, client, direct, names, options=options)
         return f"{note}, {switch.changes} changes"
+
+
+def losses(host, server, client, direct, path):
+    """UC, where many messages are lost; those that come after one go past the router again."""
+    need(paths.set_path(host, path), "the router does not take the data path")
+    before = host.status()["counters"]
+    note = cases(server, client, direct, ["uc_"])
+    grown = {name: value - before[name] for name, value in host.status()["counters"].items()}
+    carried = grown["messages"] - grown["direct_messages"]
+    note = f"{note}, {carried} of {grown['messages']} by the router"
+    if path == "routed":
+        need(not grown["direct_messages"], note)
+    else:
+        need(grown["direct_messages"] > carried, note)
+    return note
 
 
 # ---- a large region
@@ -491,6 +513,15 @@ def test_cases_between_two_containers(server, client):
 
 def test_cases_while_the_path_changes(both):
     cases_switched(*both, harness.program("direct"))
+
+
+def test_cases_of_uc_while_the_path_changes(both):
+    cases_switched(*both, harness.program("direct"), UC_CASES, ["-u"])
+
+
+@pytest.mark.parametrize("path", paths.ALL)
+def test_lost_messages(both, path):
+    losses(*both, harness.program("direct"), path)
 
 
 def test_large_region_that_its_peers_leave(both):

@@ -58,7 +58,7 @@ static void lanes_open(struct lanes *l, struct side *s, struct endpoint *e, unsi
     for (unsigned i = 0; i < count; i++) {
         struct endpoint *lane = &l->lane[i].e;
         struct ibv_qp_init_attr init = {
-            .send_cq = l->one_cq ? e->recv_cq : e->send_cq, .recv_cq = e->recv_cq, .qp_type = IBV_QPT_RC, .sq_sig_all = 1,
+            .send_cq = l->one_cq ? e->recv_cq : e->send_cq, .recv_cq = e->recv_cq, .qp_type = case_type, .sq_sig_all = 1,
             .cap = {.max_send_wr = 64, .max_recv_wr = DEPTH, .max_send_sge = 1, .max_recv_sge = 1}};
         *lane = *e;
         need(s, (lane->qp = ibv_create_qp(e->pd, &init)));
@@ -357,7 +357,7 @@ static void leave(struct side *s, struct endpoint *e, bool stays) {
 }
 
 static void left(struct side *s, struct endpoint *e, bool stays) {
-    need(s, endpoint_open(e, &(struct options){.recv_wr = LEFT_RECEIVES, .cqe = 2 * LEFT_RECEIVES}));
+    need(s, endpoint_open(e, &(struct options){.type = case_type, .recv_wr = LEFT_RECEIVES, .cqe = 2 * LEFT_RECEIVES}));
     need(s, endpoint_to_init(e));
     for (unsigned i = 0; i < LEFT_RECEIVES; i++) need(s, !post_recv(e, i, i * 64, 64));
     need(s, endpoint_connect(s, e));

@@ -1,4 +1,4 @@
-// Everything that an RC QP can do, at random, in both directions at once, on one pair of QPs.
+// Everything that an RC or UC QP can do, at random, in both directions at once, on one pair of QPs.
 //
 // In each round both ends post up to ROUND requests without waiting, the last one a SEND that says that it is the last.
 // A message is checked by its number, or by what its immediate data says of it; memory that a WRITE fills, when the
@@ -171,7 +171,7 @@ static int post_atomic(struct mixed *m) {
 }
 
 static int post_any(struct mixed *m) {
-    uint64_t random = random_next(&m->random) % 16;
+    uint64_t random = random_next(&m->random) % (case_type == IBV_QPT_UC ? 11 : 16); // UC: no READ, no atomic
     return random < 7 ? post_message(m, SAYS_NOTHING, 0)
            : random < 11 ? post_write(m)
            : random < 14 ? post_read(m)
@@ -261,8 +261,9 @@ static pid_t fork_child(void) {
 static void mixed(struct side *s, struct endpoint *e, struct habits habits) {
     struct mixed *m = calloc(1, sizeof *m);
     *m = (struct mixed){.side = s, .e = e, .habits = habits, .random = case_seed * 2 + s->role};
-    need(s, endpoint_open(e, &(struct options){.bytes = TOTAL, .send_wr = ROUND, .recv_wr = RECEIVES, .unsignaled = true,
-                                               .inline_bytes = INLINE_MAX, .shared_memory = habits.shared_memory}));
+    need(s, endpoint_open(e, &(struct options){.type = case_type, .bytes = TOTAL, .send_wr = ROUND, .recv_wr = RECEIVES,
+                                               .unsignaled = true, .inline_bytes = INLINE_MAX,
+                                               .shared_memory = habits.shared_memory}));
     fill(e->memory + CONSTANT, SLOT, CONSTANT_SEED);
     memset(e->memory + COUNTER, 0, 4096);
     need(s, endpoint_to_init(e));
