@@ -148,6 +148,27 @@ static void uc_without_receives(struct side *s, struct endpoint *e) { losses(s, 
 static void uc_with_short_receives(struct side *s, struct endpoint *e) { losses(s, e, false, true); }
 static void uc_with_few_and_short_receives(struct side *s, struct endpoint *e) { losses(s, e, true, true); }
 
+// The sender has its next direct ring before the receiver has emptied the last one: that follows all the same.
+static void uc_next_ring(struct side *s, struct endpoint *e) {
+    struct lossy l;
+    need(s, lossy_open(&l, s, e));
+    turns(&l, 2 * TURNS);
+    struct message messages[BURST_MAX];
+    for (unsigned i = 0; i < BURST_MAX; i++) {
+        messages[i] = (struct message){l.number++, 64, i == 8, i == 8};
+        post_receive(&l, SLOT);
+    }
+    need(s, !s->failed && meet(s));
+    for (unsigned i = 0; sends(&l) && i < BURST_MAX && !s->failed; i++) {
+        post_message(&l, &messages[i], i);
+        if (!s->failed) take_sent(&l, messages[i].number);
+    }
+    need(s, !s->failed && meet(s));
+    for (unsigned i = 0; i < BURST_MAX && !s->failed; i++)
+        if (arrives(&l, &messages[i]) && !sends(&l)) take_message(&l, &messages[i], i);
+    if (!s->failed) turns(&l, 3 * TURNS);
+}
+
 // The receiver posts and polls meanwhile: what arrives is in order and whole, and takes each RECV in turn.
 static void uc_receives_meanwhile(struct side *s, struct endpoint *e) {
     struct lossy l;
@@ -280,6 +301,7 @@ const struct test_case uc_cases[] = {
     {"uc_without_receives", uc_without_receives},
     {"uc_with_short_receives", uc_with_short_receives},
     {"uc_with_few_and_short_receives", uc_with_few_and_short_receives},
+    {"uc_next_ring", uc_next_ring},
     {"uc_receives_meanwhile", uc_receives_meanwhile},
     {"uc_sender_begins_anew", uc_sender_begins_anew},
     {"uc_receiver_begins_anew", uc_receiver_begins_anew},
