@@ -2,7 +2,8 @@
 //! offsets not pointers.
 //!
 //! Two sides share each segment: the *library* (in the container, hostile until proven otherwise)
-//! and the *router*. Every word has exactly one writer, named here. Either side keeps private
+//! and the *router*. Every word has exactly one writer, named here,
+//! but for `ENTERED`. Either side keeps private
 //! cursors; shared words are only ever loaded once, checked, and used from the copy.
 //!
 //! ```text
@@ -40,6 +41,8 @@
 //!
 //! **Generations.** `GRANTS_REVOKED` of a send queue grows whenever memory granted to it is taken
 //! back. Who copied looks at it afterwards, and leaves the request to the router if it has changed.
+//! Who does an atomic looks before, between storing `ENTERED` and taking that back; the router waits
+//! for the latter. It is the one word of a queue that two sides store.
 //! `DIRECT_RINGS_CLOSED` is the same for its direct ring, but is looked at before: what is in a
 //! direct ring stays there for the receiver.
 //!
@@ -148,12 +151,16 @@ pub mod queue {
 
     /// u32, library: messages put into direct rings since the last reset. Send queues.
     pub const RING_MESSAGES: usize = 144;
+    /// u64, library: not 0 while it does an atomic by a grant; the router may expel it. Send queues. See
+    /// [`crate::revocation`].
+    pub const ENTERED: usize = 152;
     /// u64 each, library: what was carried out past the router since the queue was made, also over
     /// resets. Send queues. SENDs and WRITEs, their payload and the packets that a wire would need
-    /// for it; READs, and the same of what they brought.
+    /// for it; READs and atomics, and the same of what they brought.
     pub const DIRECT_SENDS: usize = 192;
     pub const DIRECT_WRITES: usize = 200;
     pub const DIRECT_READS: usize = 208;
+    pub const DIRECT_ATOMICS: usize = 216;
     pub const DIRECT_SENT_BYTES: usize = 224;
     pub const DIRECT_READ_BYTES: usize = 232;
     pub const DIRECT_SENT_PACKETS: usize = 240;

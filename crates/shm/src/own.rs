@@ -47,6 +47,18 @@ impl OwnMemory {
         unsafe { copy_bytes(from, pointer(to.address), to.bytes as usize, true) };
         true
     }
+
+    /// Stores a value in one of the program's ranges of eight bytes. False: it has another length.
+    #[inline]
+    pub fn store(self, value: u64, to: OwnRange) -> bool {
+        let value = value.to_ne_bytes();
+        if to.bytes as usize != value.len() {
+            return false;
+        }
+        // SAFETY: the range is writable by the contract of `OwnMemory::promised`.
+        unsafe { copy_bytes(value.as_ptr(), pointer(to.address), value.len(), true) };
+        true
+    }
 }
 
 fn pointer(address: u64) -> *mut u8 {

@@ -9,7 +9,7 @@
 use crate::claims::{Taker, claim};
 use crate::handshake::{announce, announced};
 use crate::layout::{QueueShape, SGE_BYTES, direct_ring, queue, slot};
-use crate::revocation::revoke;
+use crate::revocation::{Entered, entered, expel, is_inside, revoke};
 use crate::segment::Segment;
 use crate::slot::{HEAD, Line, PublishCursor, Slots, TakeCursor};
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
@@ -193,6 +193,12 @@ impl RequestProducer {
         self.view.header::<{ queue::GRANTS_REVOKED }>()
     }
 
+    /// The word by which the router knows of an atomic that is being done by a grant.
+    #[inline]
+    pub fn entered(&self) -> &AtomicU64 {
+        self.view.wide_header::<{ queue::ENTERED }>()
+    }
+
     /// Send requests before this position are done, and their completions can be polled. Only kept
     /// up to date while something is granted, or a direct ring open.
     #[inline]
@@ -246,6 +252,12 @@ impl RequestProducer {
     #[inline]
     pub fn count_read(&mut self, bytes: u32) {
         tally::count::<{ tally::READ }>(&self.view, self.mtu_shift, bytes);
+    }
+
+    /// The same of an atomic, of so many bytes.
+    #[inline]
+    pub fn count_atomic(&mut self, bytes: u32) {
+        tally::count::<{ tally::ATOMIC }>(&self.view, self.mtu_shift, bytes);
     }
 
     /// By which packets are counted.
@@ -572,6 +584,21 @@ impl RequestConsumer {
     /// All grants of the queue from before this number are void.
     pub fn set_grants_revoked(&self, number: u32) {
         revoke(self.view.header::<{ queue::GRANTS_REVOKED }>(), number);
+    }
+
+    /// The atomic that the library does by a grant now, if any. Look after [`Self::set_grants_revoked`].
+    pub fn entered(&self) -> Option<Entered> {
+        entered(self.view.wide_header::<{ queue::ENTERED }>())
+    }
+
+    /// Whether it still does that one.
+    pub fn is_inside(&self, atomic: Entered) -> bool {
+        is_inside(self.view.wide_header::<{ queue::ENTERED }>(), atomic)
+    }
+
+    /// The atomic that the library does now never counts.
+    pub fn expel(&self) {
+        expel(self.view.wide_header::<{ queue::ENTERED }>());
     }
 
     /// How many messages the library put into its direct ring, since the last call, of which the

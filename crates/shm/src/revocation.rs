@@ -9,8 +9,14 @@
 //! 3. The owner's command thread puts private copies in place of the pages, between
 //!    [`RevokeCommands::take`] and [`RevokeCommands::finish`]. The verb waits for it ([`Awaited`]).
 //!
-//! Invariant: a copy that counts is in the owner's private copies, and none that begins after the
-//! verb has returned counts.
+//! An atomic must not be done twice, so it is announced ([`Granted::once`]): the grantee *enters* by
+//! a word of its send queue, `ENTERED`, fences, looks at the number, does the atomic, and leaves. After 1. the
+//! router looks at that word ([`entered`]) and writes no command until the grantee has left
+//! ([`is_inside`]). One that does not leave in time is *expelled* ([`expel`]): its atomic, done or not, never
+//! counts, and its queue pair goes to ERROR, so that nobody does it again.
+//!
+//! Invariant: a copy or an atomic that counts is in the owner's private copies, and none that begins after the
+//! verb has returned counts. An atomic that does not count was not done, unless it was expelled.
 //!
 //! loom checks this very code (`tests/loom/revocation.rs`). The copies, the pipe and the mappings
 //! are the kernel's and not modelled.
@@ -26,7 +32,39 @@ pub fn revoke(word: &AtomicU32, number: u32) {
     fence(Ordering::SeqCst);
 }
 
-/// Library: whether grants that came with this number still hold, after bytes were copied by one.
+/// Bits of `ENTERED`; its lower half is the number of the grants.
+const INSIDE: u64 = 1 << 32;
+const EXPELLED: u64 = 1 << 33;
+
+/// An atomic that a grantee does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entered(u64);
+
+/// Router: the atomic that a grantee does now; after [`revoke`]. One that begins later sees that it is void. `word`:
+/// its `ENTERED`.
+pub fn entered(word: &AtomicU64) -> Option<Entered> {
+    // Acquire; partner: the stores in `Granted::once`: what was done before can be seen.
+    let value = word.load(Ordering::Acquire);
+    (value & INSIDE != 0).then_some(Entered(value))
+}
+
+/// Router: whether the grantee still does that one. (Or one more that is as void.)
+pub fn is_inside(word: &AtomicU64, atomic: Entered) -> bool {
+    // Acquire; partner: as in `entered`.
+    word.load(Ordering::Acquire) == atomic.0
+}
+
+/// Router: an atomic that the grantee does now never counts.
+pub fn expel(word: &AtomicU64) {
+    // Acquire, here and if the exchange fails: as in `entered`, for one that has left.
+    let value = word.load(Ordering::Acquire);
+    if value & INSIDE != 0 {
+        // AcqRel; partner: the swap in `Granted::once`.
+        let _ = word.compare_exchange(value, EXPELLED, Ordering::AcqRel, Ordering::Acquire);
+    }
+}
+
+/// Library: whether grants that came with this number still hold, after bytes were copied by one, or before an atomic.
 #[inline]
 fn still_granted(word: &AtomicU32, number: u32) -> bool {
     // SeqCst; partner: the fence in `revoke`.
@@ -68,6 +106,23 @@ impl<T: Default> Granted<T> {
         }
         self.clear();
         false
+    }
+
+    /// Does something by a grant of the table that must not be done twice. `None`: it was not done,
+    /// or the router has expelled it and the queue pair is in ERROR; the table is empty.
+    #[inline]
+    pub fn once<R>(&mut self, word: &AtomicU32, inside: &AtomicU64, act: impl FnOnce(&T) -> Option<R>) -> Option<R> {
+        // Release; partner: the Acquire loads of the router, which may read this instead of the swap
+        // before it. Ordered before the look by the fence there.
+        inside.store(INSIDE | u64::from(self.number), Ordering::Release);
+        let result = if still_granted(word, self.number) { act(&self.table) } else { None };
+        // AcqRel; partners: the Acquire loads of the router, and its exchange in `expel`.
+        let is_expelled = inside.swap(0, Ordering::AcqRel) & INSIDE == 0;
+        if is_expelled || result.is_none() {
+            self.clear();
+            return None;
+        }
+        result
     }
 
     /// Adds what was granted with `number`, unless it is void by now. What is in the table with

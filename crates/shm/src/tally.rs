@@ -8,7 +8,7 @@ use crate::sync::{AtomicU64, Ordering};
 use crate::view::{QueueView, TALLY};
 use freeflow_verbs::PathMtu;
 
-// Words of `QueueView::tally`. Each three, and each two, stand side by side: a request's kind and
+// Words of `QueueView::tally`. Each four, and each two, stand side by side: a request's kind and
 // direction are indexes.
 const MESSAGES: usize = (queue::DIRECT_SENDS - TALLY) / 8;
 const BYTES: usize = (queue::DIRECT_SENT_BYTES - TALLY) / 8;
@@ -16,6 +16,7 @@ const PACKETS: usize = (queue::DIRECT_SENT_PACKETS - TALLY) / 8;
 
 const _: () = {
     assert!(queue::DIRECT_WRITES == queue::DIRECT_SENDS + 8 && queue::DIRECT_READS == queue::DIRECT_SENDS + 16);
+    assert!(queue::DIRECT_ATOMICS == queue::DIRECT_READS + 8);
     assert!(queue::DIRECT_READ_BYTES == queue::DIRECT_SENT_BYTES + 8);
     assert!(queue::DIRECT_READ_PACKETS == queue::DIRECT_SENT_PACKETS + 8);
 };
@@ -29,7 +30,8 @@ pub struct Tally {
     pub sent_bytes: u64,
     pub sent_packets: u64,
     pub reads: u64,
-    /// Payload of the READs, bytes.
+    pub atomics: u64,
+    /// Of both: what they brought, bytes, and its packets.
     pub read_bytes: u64,
     pub read_packets: u64,
 }
@@ -44,6 +46,7 @@ impl Tally {
             sent_bytes: word(BYTES),
             sent_packets: word(PACKETS),
             reads: word(MESSAGES + READ),
+            atomics: word(MESSAGES + ATOMIC),
             read_bytes: word(BYTES + 1),
             read_packets: word(PACKETS + 1),
         }
@@ -54,11 +57,12 @@ impl Tally {
 pub(crate) const SEND: usize = 0;
 pub(crate) const WRITE: usize = 1;
 pub(crate) const READ: usize = 2;
+pub(crate) const ATOMIC: usize = 3;
 
 /// Counts one request of the library's. `mtu_shift`: the binary logarithm of the path MTU in bytes.
 #[inline(always)] // a dozen instructions
 pub(crate) fn count<const KIND: usize>(view: &QueueView, mtu_shift: u32, bytes: u32) {
-    let direction = if KIND == READ { 1 } else { 0 };
+    let direction = if KIND == READ || KIND == ATOMIC { 1 } else { 0 };
     // An empty message is a packet, too.
     let packets = 1 + (bytes.saturating_sub(1) >> (mtu_shift & 31));
     let words = view.tally();

@@ -104,6 +104,15 @@ impl QueueView {
         unsafe { AtomicU32::from_ptr(self.header.as_ptr().add(OFFSET).cast()) }
     }
 
+    /// A word of eight bytes of the header.
+    #[inline]
+    pub(crate) fn wide_header<const OFFSET: usize>(&self) -> &AtomicU64 {
+        const { assert!(OFFSET.is_multiple_of(8) && OFFSET + 8 <= queue::BYTES) };
+        // SAFETY: inside the header (asserted), for which `new` checked bounds and alignment;
+        // mapped as long as `self` lives; any bytes are a valid AtomicU64.
+        unsafe { AtomicU64::from_ptr(self.header.as_ptr().add(OFFSET).cast()) }
+    }
+
     /// The words of the tally.
     #[inline]
     pub(crate) fn tally(&self) -> &[AtomicU64; TALLY_WORDS] {

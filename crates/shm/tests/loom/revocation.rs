@@ -18,11 +18,17 @@
 //! | `Awaited` counts again at each look | none: it then waits for later commands too |
 //! | `Awaited` does not look at the pipe | `a_verb_returns…` |
 //! | the count of finished ones with Relaxed, at either end | `a_verb_returns…` |
+//! | `Granted::once` without the look | `an_atomic…_once` |
+//! | `Granted::once` leaves with Relaxed | `an_atomic…_once` |
+//! | `Granted::once` enters with Relaxed | none: what the router waits for ends by the swap, but where the next number is entered |
+//! | the router does not look at `entered`, or looks with Relaxed, or `is_inside` does | `an_atomic…_once` |
+//! | `Granted::once` does not look whether it was expelled | `an_expelled_atomic…` |
+//! | `expel` with Relaxed where the grantee has left | `an_expelled_atomic…` |
 //! | the count of taken ones with Relaxed | none: the pipe orders it, which a kernel need not promise |
 use crate::check;
-use freeflow_shm::revocation::{Awaited, Granted, RevokeCommands, revoke};
+use freeflow_shm::revocation::{Awaited, Granted, RevokeCommands, entered, expel, is_inside, revoke};
 use loom::sync::Arc;
-use loom::sync::atomic::{AtomicU32, Ordering::*};
+use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use loom::thread;
 
 /// The last number before it begins again at 0.
@@ -54,12 +60,13 @@ impl Page {
 
 struct Memory {
     word: AtomicU32,
+    inside: AtomicU64,
     pages: [Page; 2],
 }
 
 impl Memory {
     fn new() -> Arc<Self> {
-        Arc::new(Self { word: AtomicU32::new(BEFORE), pages: Default::default() })
+        Arc::new(Self { word: AtomicU32::new(BEFORE), inside: AtomicU64::new(0), pages: Default::default() })
     }
 
     fn write(&self, granted: &mut Granted<Table>, page: usize) -> bool {
@@ -71,6 +78,85 @@ impl Memory {
             is_granted
         })
     }
+}
+
+impl Memory {
+    /// An atomic addition of 1.
+    fn add(&self, granted: &mut Granted<Table>, page: usize) -> bool {
+        let before = granted.once(&self.word, &self.inside, |table| {
+            table.contains(&page).then(|| self.pages[page].shared.fetch_add(1, Relaxed))
+        });
+        before.is_some()
+    }
+
+    /// As the router: waits for an atomic, or gives it up.
+    fn revoke(&self, number: u32, waits: bool) {
+        revoke(&self.word, number);
+        let Some(atomic) = entered(&self.inside) else { return };
+        if !waits {
+            return expel(&self.inside);
+        }
+        while is_inside(&self.inside, atomic) {
+            thread::yield_now();
+        }
+    }
+}
+
+/// The router does again the one that does not count.
+#[test]
+fn an_atomic_is_done_once() {
+    check(|| {
+        let memory = Memory::new();
+        let mut granted = granted(&memory.word, BEFORE, 0);
+        let grantee = {
+            let memory = Arc::clone(&memory);
+            thread::spawn(move || memory.add(&mut granted, 0))
+        };
+        memory.revoke(BEFORE.wrapping_add(1), true);
+        memory.pages[0].take_back();
+        let counts = grantee.join().unwrap();
+        let done = memory.pages[0].private.load(Relaxed);
+        assert_eq!(done, u32::from(counts), "lost, or done twice");
+        assert_eq!(memory.inside.load(Relaxed), 0);
+    });
+}
+
+/// The router may see that the second one is being done, and not the end of the first one.
+#[test]
+fn two_atomics_in_a_row_are_done_once_each() {
+    check(|| {
+        let memory = Memory::new();
+        let mut granted = granted(&memory.word, BEFORE, 0);
+        let grantee = {
+            let memory = Arc::clone(&memory);
+            thread::spawn(move || u32::from(memory.add(&mut granted, 0)) + u32::from(memory.add(&mut granted, 0)))
+        };
+        memory.revoke(BEFORE.wrapping_add(1), true);
+        memory.pages[0].take_back();
+        let count = grantee.join().unwrap();
+        assert_eq!(memory.pages[0].private.load(Relaxed), count, "lost, or done twice");
+    });
+}
+
+/// One that counts is in the private copy even so.
+#[test]
+fn an_expelled_atomic_does_not_count() {
+    check(|| {
+        let memory = Memory::new();
+        let mut granted = granted(&memory.word, BEFORE, 0);
+        let grantee = {
+            let memory = Arc::clone(&memory);
+            thread::spawn(move || {
+                let counts = memory.add(&mut granted, 0);
+                assert!(counts || granted.table().is_empty());
+                counts
+            })
+        };
+        memory.revoke(BEFORE.wrapping_add(1), false);
+        memory.pages[0].take_back();
+        let counts = grantee.join().unwrap();
+        assert!(!counts || memory.pages[0].private.load(Relaxed) == 1, "lost");
+    });
 }
 
 #[test]
