@@ -1,9 +1,11 @@
-//! Memory of the peer that was granted: WRITEs and READs without the router.
+//! Memory of the peer that was granted: WRITEs, READs and atomics without the router.
 //!
 //! Invariant: a request whose bytes were copied by a grant counts only if the grants still hold
-//! afterwards; else the router gets it, and does it again.
+//! afterwards; else the router gets it, and does it again. An atomic is announced, and done only if they still hold
+//! then: it is never done again.
 use crate::payload::{Payload, QpContext};
-use freeflow_protocol::library::{REQUEST_BYTES, Reply, Request};
+use freeflow_protocol::FEATURE_DIRECT_ATOMICS;
+use freeflow_protocol::library::{GrantAccess, REQUEST_BYTES, Reply, Request};
 use freeflow_shm::revocation::Granted;
 use freeflow_shm::{OwnRange, RequestProducer, Segment, SendDescriptor};
 use freeflow_verbs::{SendOpcode, VerbsError};
@@ -26,7 +28,7 @@ const BYTES_BETWEEN_MAX: u64 = 64 << 20;
 /// A piece of the peer's memory.
 struct Grant {
     rkey: u32,
-    writes: bool,
+    access: GrantAccess,
     /// As requests name it.
     address: u64,
     length: u64,
@@ -47,7 +49,7 @@ pub(crate) struct GrantedRange {
 /// A key that is used and not granted.
 struct KeyUse {
     rkey: u32,
-    writes: bool,
+    access: GrantAccess,
     bytes: u64,
     threshold: u64,
 }
@@ -78,35 +80,35 @@ enum Verdict {
 }
 
 impl Grant {
-    fn order(&self) -> (u32, bool, u64) {
-        (self.rkey, self.writes, self.address)
+    fn order(&self) -> (u32, GrantAccess, u64) {
+        (self.rkey, self.access, self.address)
     }
 
     fn lies_in(&self, other: &Self) -> bool {
-        let is_kin = (self.rkey, self.writes) == (other.rkey, other.writes);
+        let is_kin = (self.rkey, self.access) == (other.rkey, other.access);
         let distance = self.address.wrapping_sub(other.address);
         is_kin && distance <= other.length && self.length <= other.length - distance
     }
 
     /// Where in the segment the bytes stand.
     #[inline]
-    fn offset_of(&self, rkey: u32, writes: bool, address: u64, bytes: u32) -> Option<usize> {
+    fn offset_of(&self, rkey: u32, access: GrantAccess, address: u64, bytes: u32) -> Option<usize> {
         let distance = address.wrapping_sub(self.address);
         let fits = distance <= self.length && u64::from(bytes) <= self.length - distance;
-        (self.rkey == rkey && self.writes == writes && fits).then_some((self.offset + distance) as usize)
+        (self.rkey == rkey && self.access == access && fits).then_some((self.offset + distance) as usize)
     }
 }
 
 impl GrantTable {
     #[inline]
-    fn place(&mut self, request: &SendDescriptor<'_>, writes: bool, bytes: u32) -> Option<GrantedRange> {
+    fn place(&mut self, request: &SendDescriptor<'_>, access: GrantAccess, bytes: u32) -> Option<GrantedRange> {
         loop {
             let last = self.grants.get(self.last);
-            let offset = last.and_then(|last| last.offset_of(request.rkey, writes, request.remote_address, bytes));
+            let offset = last.and_then(|last| last.offset_of(request.rkey, access, request.remote_address, bytes));
             if let Some(offset) = offset {
                 return Some(GrantedRange { grant: self.last, offset });
             }
-            if !self.turn(request, writes) {
+            if !self.turn(request, access) {
                 return None;
             }
         }
@@ -114,18 +116,18 @@ impl GrantTable {
 
     /// The last one becomes the only one that can have this place. False: it is that already.
     #[cold]
-    fn turn(&mut self, request: &SendDescriptor<'_>, writes: bool) -> bool {
-        let wanted = (request.rkey, writes, request.remote_address);
+    fn turn(&mut self, request: &SendDescriptor<'_>, access: GrantAccess) -> bool {
+        let wanted = (request.rkey, access, request.remote_address);
         let at = self.grants.partition_point(|grant| grant.order() <= wanted).saturating_sub(1);
         std::mem::replace(&mut self.last, at) != at
     }
 
     /// Whether a grant has some of these bytes, and not all.
-    fn overlaps(&self, request: &SendDescriptor<'_>, writes: bool, bytes: u32) -> bool {
-        let first = (request.rkey, writes, request.remote_address);
-        let end = (request.rkey, writes, request.remote_address.saturating_add(u64::from(bytes)));
+    fn overlaps(&self, request: &SendDescriptor<'_>, access: GrantAccess, bytes: u32) -> bool {
+        let first = (request.rkey, access, request.remote_address);
+        let end = (request.rkey, access, request.remote_address.saturating_add(u64::from(bytes)));
         let next = self.grants.partition_point(|grant| grant.order() <= first);
-        let begins_inside = |grant: &Grant| grant.offset_of(first.0, writes, first.2, 1).is_some();
+        let begins_inside = |grant: &Grant| grant.offset_of(first.0, access, first.2, 1).is_some();
         self.grants.get(next).is_some_and(|grant| grant.order() < end)
             || next.checked_sub(1).is_some_and(|before| begins_inside(&self.grants[before]))
     }
@@ -147,7 +149,7 @@ impl GrantTable {
 }
 
 impl Grants {
-    /// Where a WRITE or READ goes; `None`: through the router.
+    /// Where a request goes; `None`: through the router.
     #[inline]
     pub fn find(
         &mut self,
@@ -163,10 +165,10 @@ impl Grants {
         if !self.granted.table().grants.is_empty() && !self.are_current(ring) {
             self.granted.clear();
         }
-        let writes = request.opcode != SendOpcode::RdmaRead;
-        let place = self.granted.table_mut().place(request, writes, bytes);
+        let access = GrantAccess::of(request.opcode)?;
+        let place = self.granted.table_mut().place(request, access, bytes);
         if place.is_none() {
-            self.key_use(context, ring, request, writes, bytes);
+            self.key_use(context, ring, request, access, bytes);
         }
         place
     }
@@ -188,9 +190,9 @@ impl Grants {
         let GrantedRange { grant, offset } = place;
         let mut is_write = false;
         let counts = self.granted.copy(ring.revocations(), |table| {
-            let Grant { segment, writes, .. } = &table.grants[grant];
-            is_write = *writes;
-            if *writes {
+            let Grant { segment, access, .. } = &table.grants[grant];
+            is_write = access.writes();
+            if is_write {
                 write(context, segment, offset, payload)
             } else {
                 read(context, segment, offset, payload.ranges())
@@ -208,6 +210,36 @@ impl Grants {
         false
     }
 
+    /// Carries out an atomic; what was there before goes to `result`. False: the router shall.
+    #[inline]
+    pub fn change(
+        &mut self,
+        context: &QpContext<'_>,
+        ring: &mut RequestProducer,
+        place: GrantedRange,
+        request: &SendDescriptor<'_>,
+        result: OwnRange,
+    ) -> bool {
+        let GrantedRange { grant, offset } = place;
+        let before = self.granted.once(ring.revocations(), ring.entered(), |table| {
+            // It refuses an address that is not aligned.
+            let segment = &table.grants[grant].segment;
+            let before = if request.opcode == SendOpcode::CompareSwap {
+                segment.compare_swap(offset, request.compare_add, request.swap)
+            } else {
+                segment.fetch_add(offset, request.compare_add)
+            };
+            before.ok()
+        });
+        // Without a router the request is flushed: nobody does it again.
+        let Some(before) = before.filter(|_| context.session.is_surely_alive()) else {
+            self.granted.clear();
+            return false;
+        };
+        ring.count_atomic(result.bytes);
+        context.own.store(before, result)
+    }
+
     /// Counts what the router does for a key, and asks for a grant when that is worth it.
     #[cold]
     fn key_use(
@@ -215,18 +247,18 @@ impl Grants {
         context: &QpContext<'_>,
         ring: &RequestProducer,
         request: &SendDescriptor<'_>,
-        writes: bool,
+        access: GrantAccess,
         bytes: u32,
     ) {
-        let overlaps = self.granted.table().overlaps(request, writes, bytes);
+        let overlaps = self.granted.table().overlaps(request, access, bytes);
         let cost = (u64::from(bytes) + REQUEST_BYTES) / if overlaps { OVERLAP_SHARE } else { 1 };
-        let is_it = |key_use: &KeyUse| key_use.rkey == request.rkey && key_use.writes == writes;
+        let is_it = |key_use: &KeyUse| key_use.rkey == request.rkey && key_use.access == access;
         let at = self.key_uses.iter().position(is_it).unwrap_or_else(|| {
             if self.key_uses.len() >= KEY_USES_MAX {
                 self.key_uses.remove(0);
             }
             let (rkey, threshold) = (request.rkey, BYTES_BEFORE_GRANT);
-            self.key_uses.push(KeyUse { rkey, writes, bytes: 0, threshold });
+            self.key_uses.push(KeyUse { rkey, access, bytes: 0, threshold });
             self.key_uses.len() - 1
         });
         let key_use = &mut self.key_uses[at];
@@ -235,7 +267,7 @@ impl Grants {
             return;
         }
         key_use.bytes = 0;
-        let outcome = self.ask(context, ring, request, writes, bytes);
+        let outcome = self.ask(context, ring, request, access, bytes);
         let key_use = &mut self.key_uses[at];
         key_use.threshold = match outcome {
             Ok(Verdict::Given) => BYTES_BEFORE_GRANT,
@@ -252,12 +284,15 @@ impl Grants {
         context: &QpContext<'_>,
         ring: &RequestProducer,
         request: &SendDescriptor<'_>,
-        writes: bool,
+        access: GrantAccess,
         bytes: u32,
     ) -> Result<Verdict, VerbsError> {
+        if access == GrantAccess::Atomic && !context.session.speaks(FEATURE_DIRECT_ATOMICS) {
+            return Err(VerbsError::NotSupported);
+        }
         let (qp, rkey, address) = (context.handle, request.rkey, request.remote_address);
         let (reply, descriptors) =
-            context.session.call(&Request::AskGrant { qp, rkey, address, length: bytes, writes })?;
+            context.session.call(&Request::AskGrant { qp, rkey, address, length: bytes, access })?;
         if let Reply::NotEnoughCredit { missing } = reply {
             return Ok(Verdict::Missing(missing));
         }
@@ -266,20 +301,20 @@ impl Grants {
         };
         let memory = descriptors.first().ok_or(VerbsError::NotSupported)?;
         let fits = offset.checked_add(length).is_some_and(|end| end <= segment_bytes);
-        if !fits || writes && !writable {
+        if !fits || access.writes() && !writable {
             return Err(VerbsError::NotSupported);
         }
         // Mapped anew, each of its pages would fault again.
         let is_same = |grant: &Grant| {
-            grant.order() == (rkey, writes, address) && (grant.length, grant.offset) == (length, offset)
+            grant.order() == (rkey, access, address) && (grant.length, grant.offset) == (length, offset)
         };
         if self.are_current(ring) && self.granted.table().grants.iter().any(is_same) {
             return Ok(Verdict::Unchanged);
         }
-        let map = if writes { Segment::map } else { Segment::map_for_reading };
+        let map = if access.writes() { Segment::map } else { Segment::map_for_reading };
         let segment = map(memory.as_fd(), segment_bytes as usize).map_err(|_| VerbsError::NoMemory)?;
         let _ = segment.set_dontfork();
-        let grant = Grant { rkey, writes, address, length, offset, segment, number: 0 };
+        let grant = Grant { rkey, access, address, length, offset, segment, number: 0 };
         self.granted.admit(ring.revocations(), grants_revoked, |table| table.insert(grant));
         Ok(Verdict::Given)
     }
@@ -334,10 +369,12 @@ mod tests {
     use super::*;
 
     const PIECE: u64 = 0x1000;
+    const READ: GrantAccess = GrantAccess::Read;
+    const WRITE: GrantAccess = GrantAccess::Write;
 
-    fn grant(rkey: u32, writes: bool, address: u64, length: u64) -> Grant {
+    fn grant(rkey: u32, access: GrantAccess, address: u64, length: u64) -> Grant {
         let segment = Segment::create("test", 4096).unwrap().0;
-        Grant { rkey, writes, address, length, offset: 0, segment, number: 0 }
+        Grant { rkey, access, address, length, offset: 0, segment, number: 0 }
     }
 
     fn request() -> SendDescriptor<'static> {
@@ -357,9 +394,9 @@ mod tests {
     }
 
     /// Where in its segment a request of 8 bytes goes.
-    fn offset(grants: &mut GrantTable, rkey: u32, writes: bool, remote_address: u64) -> Option<usize> {
+    fn offset(grants: &mut GrantTable, rkey: u32, access: GrantAccess, remote_address: u64) -> Option<usize> {
         let request = SendDescriptor { remote_address, rkey, ..request() };
-        let place = grants.place(&request, writes, 8)?;
+        let place = grants.place(&request, access, 8)?;
         assert_eq!(place.grant, grants.last);
         Some(place.offset)
     }
@@ -370,40 +407,40 @@ mod tests {
         let count = GRANTS_MAX as u64;
         // In no order: 7 and the count have no common divisor.
         for at in 0..count {
-            grants.insert(grant(5, true, (at * 7 % count) * PIECE, PIECE));
+            grants.insert(grant(5, WRITE, (at * 7 % count) * PIECE, PIECE));
         }
         for at in 0..count {
-            assert_eq!(offset(&mut grants, 5, true, at * PIECE + 16), Some(16));
+            assert_eq!(offset(&mut grants, 5, WRITE, at * PIECE + 16), Some(16));
         }
-        for (rkey, writes, address) in [(4, true, 0), (6, true, 0), (5, false, 0), (5, true, PIECE - 4)] {
-            assert_eq!(offset(&mut grants, rkey, writes, address), None);
+        for (rkey, access, address) in [(4, WRITE, 0), (6, WRITE, 0), (5, READ, 0), (5, WRITE, PIECE - 4)] {
+            assert_eq!(offset(&mut grants, rkey, access, address), None);
         }
-        grants.insert(grant(5, false, 0, PIECE));
+        grants.insert(grant(5, READ, 0, PIECE));
         assert_eq!(grants.grants.len(), GRANTS_MAX);
-        assert_eq!((offset(&mut grants, 5, false, 0), offset(&mut grants, 5, true, 0)), (Some(0), None));
-        assert_eq!(offset(&mut grants, 5, true, 7 * PIECE), Some(0));
+        assert_eq!((offset(&mut grants, 5, READ, 0), offset(&mut grants, 5, WRITE, 0)), (Some(0), None));
+        assert_eq!(offset(&mut grants, 5, WRITE, 7 * PIECE), Some(0));
     }
 
     #[test]
     fn requests_that_reach_beyond_a_grant_are_known() {
         let mut grants = GrantTable::default();
-        grants.insert(grant(5, true, 4 * PIECE, PIECE));
-        grants.insert(grant(5, true, 6 * PIECE, PIECE));
-        let overlaps = |rkey, writes, remote_address, bytes: u64| {
-            grants.overlaps(&SendDescriptor { remote_address, rkey, ..request() }, writes, bytes as u32)
+        grants.insert(grant(5, WRITE, 4 * PIECE, PIECE));
+        grants.insert(grant(5, WRITE, 6 * PIECE, PIECE));
+        let overlaps = |rkey, access, remote_address, bytes: u64| {
+            grants.overlaps(&SendDescriptor { remote_address, rkey, ..request() }, access, bytes as u32)
         };
-        assert!(overlaps(5, true, 4 * PIECE - 1, 2), "it begins before");
-        assert!(overlaps(5, true, 5 * PIECE - 1, 2), "it ends behind");
-        assert!(overlaps(5, true, 5 * PIECE, PIECE + 1) && overlaps(5, true, 3 * PIECE, 9 * PIECE));
-        for (rkey, writes, address, bytes) in [
-            (5, true, 5 * PIECE, PIECE),
-            (5, true, 3 * PIECE, PIECE),
-            (5, true, 7 * PIECE, PIECE),
-            (4, true, 3 * PIECE, 9 * PIECE),
-            (6, true, 3 * PIECE, 9 * PIECE),
-            (5, false, 3 * PIECE, 9 * PIECE),
+        assert!(overlaps(5, WRITE, 4 * PIECE - 1, 2), "it begins before");
+        assert!(overlaps(5, WRITE, 5 * PIECE - 1, 2), "it ends behind");
+        assert!(overlaps(5, WRITE, 5 * PIECE, PIECE + 1) && overlaps(5, WRITE, 3 * PIECE, 9 * PIECE));
+        for (rkey, access, address, bytes) in [
+            (5, WRITE, 5 * PIECE, PIECE),
+            (5, WRITE, 3 * PIECE, PIECE),
+            (5, WRITE, 7 * PIECE, PIECE),
+            (4, WRITE, 3 * PIECE, 9 * PIECE),
+            (6, WRITE, 3 * PIECE, 9 * PIECE),
+            (5, READ, 3 * PIECE, 9 * PIECE),
         ] {
-            assert!(!overlaps(rkey, writes, address, bytes), "{rkey} {writes} {address:#x} {bytes:#x}");
+            assert!(!overlaps(rkey, access, address, bytes), "{rkey} {access:?} {address:#x} {bytes:#x}");
         }
     }
 
@@ -411,15 +448,15 @@ mod tests {
     fn a_piece_that_has_grown_takes_the_place_of_what_lies_in_it() {
         let mut grants = GrantTable::default();
         for at in [2, 3, 5] {
-            grants.insert(grant(5, true, at * PIECE, PIECE));
+            grants.insert(grant(5, WRITE, at * PIECE, PIECE));
         }
-        grants.insert(grant(6, true, 2 * PIECE, PIECE));
-        grants.insert(grant(5, true, 2 * PIECE, 2 * PIECE));
+        grants.insert(grant(6, WRITE, 2 * PIECE, PIECE));
+        grants.insert(grant(5, WRITE, 2 * PIECE, 2 * PIECE));
         assert_eq!(grants.grants.len(), 3);
-        assert_eq!(offset(&mut grants, 5, true, 3 * PIECE), Some(PIECE as usize));
-        assert_eq!(offset(&mut grants, 6, true, 2 * PIECE), Some(0));
-        grants.insert(grant(5, true, PIECE, 6 * PIECE));
-        assert_eq!(offset(&mut grants, 5, true, 5 * PIECE), Some(4 * PIECE as usize));
+        assert_eq!(offset(&mut grants, 5, WRITE, 3 * PIECE), Some(PIECE as usize));
+        assert_eq!(offset(&mut grants, 6, WRITE, 2 * PIECE), Some(0));
+        grants.insert(grant(5, WRITE, PIECE, 6 * PIECE));
+        assert_eq!(offset(&mut grants, 5, WRITE, 5 * PIECE), Some(4 * PIECE as usize));
         assert_eq!(grants.grants.len(), 2);
     }
 }

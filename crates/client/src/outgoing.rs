@@ -21,7 +21,7 @@ use freeflow_shm::{
     Credit, DIRECT_RING_MESSAGE_BYTES_MAX, DirectRingSender, RequestProducer, SendDescriptor, Staged, monotonic_ns,
     pause, sched_yield,
 };
-use freeflow_verbs::{CompletionFlags, QpType, SendFlags, SendOpcode, VerbsError};
+use freeflow_verbs::{Access, CompletionFlags, QpType, SendFlags, SendOpcode, VerbsError};
 use std::ops::RangeInclusive;
 
 /// Requests that the router gets before it is asked for a direct ring.
@@ -49,6 +49,8 @@ const FEW_REQUESTS: u32 = 2;
 const FEW_WAIT_BYTES_PER_NS: u64 = 8;
 /// Such waits in vain until the router has got [`REQUESTS_BEFORE_WAIT`] requests.
 const FEW_WAITS_IN_VAIN: u32 = 4;
+/// Bytes that an atomic reads and writes.
+pub(crate) const ATOMIC_BYTES: u32 = 8;
 /// Looks before each of which the waiting thread pauses; after them it gives way.
 const PAUSES: u32 = 64;
 
@@ -138,6 +140,7 @@ impl Outgoing {
             SendOpcode::Send | SendOpcode::SendWithImmediate => self.send(context, ring, returned, request),
             SendOpcode::RdmaWrite | SendOpcode::RdmaRead => self.reach(context, ring, returned, request),
             SendOpcode::RdmaWriteWithImmediate => self.write_with_immediate(context, ring, returned, request),
+            SendOpcode::FetchAdd | SendOpcode::CompareSwap => self.change(context, ring, returned, request),
             _ => false,
         }
     }
@@ -177,6 +180,27 @@ impl Outgoing {
         context.session.is_surely_alive()
             && (self.is_ours || self.is_drained(ring, returned, payload.bytes) && self.grants.are_current(ring))
             && self.grants.reach(context, ring, place, &payload)
+    }
+
+    /// An atomic. The router finds what is wrong with one that has another result than eight bytes in one piece.
+    #[inline(never)]
+    fn change(
+        &mut self,
+        context: &QpContext<'_>,
+        ring: &mut RequestProducer,
+        returned: u32,
+        request: &SendDescriptor<'_>,
+    ) -> bool {
+        let ([sge], None) = (request.sges, request.inline) else { return false };
+        if sge.length != ATOMIC_BYTES || !request.remote_address.is_multiple_of(u64::from(ATOMIC_BYTES)) {
+            return false;
+        }
+        let result = context.session.regions.resolve(&mut self.keys, sge, context.pd, Access::LOCAL_WRITE);
+        let Some(result) = result else { return false };
+        let Some(place) = self.grants.find(context, ring, request, ATOMIC_BYTES) else { return false };
+        context.session.is_surely_alive()
+            && (self.is_ours || self.is_drained(ring, returned, ATOMIC_BYTES) && self.grants.are_current(ring))
+            && self.grants.change(context, ring, place, request, result)
     }
 
     /// A WRITE with immediate data: both of these.

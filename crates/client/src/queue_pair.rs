@@ -3,6 +3,7 @@ use crate::completion_queue::CompletionQueue;
 use crate::completion_sources::Role;
 use crate::inbox::LocalCompletion;
 use crate::lock;
+use crate::outgoing::ATOMIC_BYTES;
 use crate::payload::QpContext;
 use crate::registry::{Entry, Tag};
 use crate::rings::{ReceiveSide, Rings, RingsParameters, SendSide};
@@ -418,6 +419,8 @@ impl SendBatch<'_> {
         let (opcode, byte_count) = match request.opcode {
             SendOpcode::RdmaWrite | SendOpcode::RdmaWriteWithImmediate => (CompletionOpcode::RdmaWrite, 0),
             SendOpcode::RdmaRead => (CompletionOpcode::RdmaRead, request.sges.iter().map(|sge| sge.length).sum()),
+            SendOpcode::FetchAdd => (CompletionOpcode::FetchAdd, ATOMIC_BYTES),
+            SendOpcode::CompareSwap => (CompletionOpcode::CompareSwap, ATOMIC_BYTES),
             _ => (CompletionOpcode::Send, 0),
         };
         let completion = Completion {

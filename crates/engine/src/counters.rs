@@ -204,18 +204,25 @@ pub struct DirectTraffic {
     pub sent_packets: u64,
     /// READs.
     pub reads: u64,
-    /// Payload of the READs, bytes.
+    /// Atomics.
+    pub atomics: u64,
+    /// Of both: what they brought, bytes.
     pub read_bytes: u64,
-    /// Packets of the READs' payload.
+    /// Packets of that.
     pub read_packets: u64,
 }
 
 impl DirectTraffic {
+    /// All of them.
+    pub(crate) fn messages(&self) -> u64 {
+        self.sends.saturating_add(self.writes).saturating_add(self.reads).saturating_add(self.atomics)
+    }
+
     /// Counts it for one of the two ports: where the payload of SENDs and WRITEs goes out, and
     /// where it comes in.
     pub(crate) fn count(&self, out: &mut Traffic, back: &mut Traffic) {
         add_reported(&mut out.bytes, self.sent_bytes);
-        add_reported(&mut out.packets, self.sent_packets.saturating_add(self.reads));
+        add_reported(&mut out.packets, self.sent_packets.saturating_add(self.reads).saturating_add(self.atomics));
         add_reported(&mut back.bytes, self.read_bytes);
         add_reported(&mut back.packets, self.read_packets);
     }

@@ -46,11 +46,15 @@ pub const FEATURE_BORROWED_SEGMENTS: u64 = 1;
 /// ring that is accepted how many led there before.
 pub const FEATURE_NUMBERED_DIRECT_RINGS: u64 = 1 << 1;
 
+/// Feature bit: the router grants memory for atomics ([`library::GrantAccess::Atomic`]), and waits for a library that
+/// has announced one (`ENTERED` in the header of its send queue).
+pub const FEATURE_DIRECT_ATOMICS: u64 = 1 << 2;
+
 /// Versions and features of this release on library and admin sockets. Enums of messages grow at
 /// the end only, and a new variant is sent only after its feature bit was agreed on.
 pub const PROTOCOL: Offer = Offer { features: FEATURES, ..Offer::only(1) };
 
-const FEATURES: u64 = FEATURE_BORROWED_SEGMENTS | FEATURE_NUMBERED_DIRECT_RINGS;
+const FEATURES: u64 = FEATURE_BORROWED_SEGMENTS | FEATURE_NUMBERED_DIRECT_RINGS | FEATURE_DIRECT_ATOMICS;
 
 /// Firewall mark (SO_MARK) of RoCEv2 packets that a router sends: no other packet to that port
 /// leaves a host. It keeps clear of the bits that kube-proxy, Cilium, Calico, AWS' CNI and

@@ -11,7 +11,7 @@ use crate::version::{Agreement, Offer, VersionRange};
 use alloc::string::String;
 use freeflow_verbs::{
     Access, AddressHandleAttributes, DeviceAttributes, FileIdentity, Gid, PathMtu, QpAttributeMask, QpAttributes,
-    QpCapabilities, QpState, QpType, RegionChange, SrqAttributes, VerbsError, WindowKind, XrcdOpenFlags,
+    QpCapabilities, QpState, QpType, RegionChange, SendOpcode, SrqAttributes, VerbsError, WindowKind, XrcdOpenFlags,
 };
 use serde::{Deserialize, Serialize};
 
@@ -22,6 +22,43 @@ pub const COOKIE_COUNT: u32 = DOORBELL_COUNT / 2;
 
 /// A handle: the router's name for an object of this session.
 pub type Handle = u32;
+
+/// Requests that a grant is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum GrantAccess {
+    /// READ.
+    Read,
+    /// WRITE.
+    Write,
+    /// FETCH_ADD and COMPARE_SWAP. Only after [`FEATURE_DIRECT_ATOMICS`](crate::FEATURE_DIRECT_ATOMICS) was agreed on.
+    Atomic,
+}
+
+impl GrantAccess {
+    /// Of a request, if there are grants for such.
+    pub const fn of(opcode: SendOpcode) -> Option<Self> {
+        match opcode {
+            SendOpcode::RdmaRead => Some(Self::Read),
+            SendOpcode::RdmaWrite | SendOpcode::RdmaWriteWithImmediate => Some(Self::Write),
+            SendOpcode::FetchAdd | SendOpcode::CompareSwap => Some(Self::Atomic),
+            _ => None,
+        }
+    }
+
+    /// One of the requests.
+    pub const fn opcode(self) -> SendOpcode {
+        match self {
+            Self::Read => SendOpcode::RdmaRead,
+            Self::Write => SendOpcode::RdmaWrite,
+            Self::Atomic => SendOpcode::FetchAdd,
+        }
+    }
+
+    /// Whether it needs memory that is mapped for writing.
+    pub const fn writes(self) -> bool {
+        !matches!(self, Self::Read)
+    }
+}
 
 /// A request of a library. Fields: handles have the name of their kind of object; lengths, offsets
 /// and addresses are bytes; all others are the verb's arguments.
@@ -181,14 +218,7 @@ pub enum Request {
     /// and may be after some traffic. NotSupported: not this memory, not on this connection, or
     /// not by this network's policy. RemoteAccess faults are NotSupported too: the request itself
     /// shall find them. `NotEnoughCredit`: not yet.
-    AskGrant {
-        qp: Handle,
-        rkey: u32,
-        address: u64,
-        length: u32,
-        /// For WRITE; else for READ.
-        writes: bool,
-    },
+    AskGrant { qp: Handle, rkey: u32, address: u64, length: u32, access: GrantAccess },
     /// → `Done` + 1 descriptor: socket of commands, [`COMMAND_BYTES`] each: the handle of a segment
     /// of this process (u32 LE) that others could reach directly, and what to do (u32 LE).
     /// [`COMMAND_REVOKE`]: the process puts its own copies in the place of all that is mapped of

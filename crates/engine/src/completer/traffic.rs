@@ -112,7 +112,7 @@ impl Engine {
     pub fn count_direct(&mut self, from: VnicId, to: VnicId, traffic: &DirectTraffic) {
         if let Some(vnic) = self.requester.responder.completer.vnics.get_mut(from) {
             let counters = &mut vnic.counters;
-            let messages = traffic.sends.saturating_add(traffic.writes).saturating_add(traffic.reads);
+            let messages = traffic.messages();
             let bytes = traffic.sent_bytes.saturating_add(traffic.read_bytes);
             for (sum, more) in [
                 (&mut counters.messages, messages),
@@ -129,12 +129,13 @@ impl Engine {
             traffic.count(&mut counters.received, &mut counters.sent);
             add_reported(&mut counters.writes_received, traffic.writes);
             add_reported(&mut counters.reads_received, traffic.reads);
+            add_reported(&mut counters.atomics_received, traffic.atomics);
         }
     }
 
     /// The same for the QP itself, and for its peer. Either may be gone.
     pub fn count_direct_of_qps(&mut self, from: QpId, to: Option<QpId>, traffic: &DirectTraffic) {
-        let messages = traffic.sends.saturating_add(traffic.writes).saturating_add(traffic.reads);
+        let messages = traffic.messages();
         let count = |qp: &mut QueuePair, out: u64, back: u64, sent: u64, received: u64| {
             let of_qp = &mut qp.traffic;
             for (sum, direct, more) in [

@@ -4,9 +4,9 @@ use crate::arrival::{needs_depth, remote_right};
 use crate::environment::Environment;
 use crate::keys::{Backing, KeyHolder};
 use crate::qp::{Claim, SendPhase};
-use crate::{CqId, Engine, MrId, QpId, SessionId, SrqId};
+use crate::{CqId, Engine, EventTarget, MrId, QpId, SessionId, SrqId};
 use core::fmt;
-use freeflow_verbs::{Access, QpState, QpType, SendOpcode};
+use freeflow_verbs::{Access, AsyncEventKind, QpState, QpType, SendOpcode};
 
 /// Why the messages of a QP go through the router.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,13 +66,14 @@ pub struct Grantable {
     pub iova: u64,
     /// Where the process sees the first byte asked for.
     pub asked: u64,
-    /// Whether WRITEs of the QP may reach it by this key.
+    /// Whether WRITEs or atomics of the QP may reach it by this key: who may compare and swap can set any eight
+    /// bytes, as a writer can.
     pub writable: bool,
 }
 
 impl Engine {
-    /// The memory that a WRITE of this QP (else a READ) would reach: every check that the requester
-    /// and the responder do before they touch it, none of their effects.
+    /// The memory that a WRITE, READ or atomic of this QP would reach: every check that the requester
+    /// and the responder do before they touch it, none of their effects. But for the alignment of an atomic.
     ///
     /// # Errors
     /// [`NotGrantable`]: the first check that failed.
@@ -82,15 +83,14 @@ impl Engine {
         rkey: u32,
         address: u64,
         length: u32,
-        writes: bool,
+        opcode: SendOpcode,
     ) -> Result<Grantable, NotGrantable> {
         let peer = self.direct_peer(id)?;
-        let opcode = if writes { SendOpcode::RdmaWrite } else { SendOpcode::RdmaRead };
         let (right, qp, responder) = (remote_right(opcode), self.qp(id), self.qp(peer));
         let lacks_depth =
             needs_depth(opcode) && (qp.attributes.max_rd_atomic == 0 || responder.attributes.max_dest_rd_atomic == 0);
-        // UC has no READ.
-        let exists = writes || qp.service.is_reliable();
+        // UC has no READ, and no atomics.
+        let exists = !needs_depth(opcode) || qp.service.is_reliable();
         if !exists || !responder.attributes.access.contains(right) || lacks_depth || length == 0 {
             return Err(NotGrantable::Refused);
         }
@@ -106,8 +106,8 @@ impl Engine {
             return Err(NotGrantable::Memory);
         }
         let (owner, asked) = (region.session, span.address);
-        let writable = region.access().contains(Access::REMOTE_WRITE)
-            && responder.attributes.access.contains(Access::REMOTE_WRITE);
+        let may = |right| region.access().contains(right) && responder.attributes.access.contains(right);
+        let writable = may(Access::REMOTE_WRITE) || may(Access::REMOTE_ATOMIC);
         let (address, last, iova) = (region.address, region.last, region.iova);
         Ok(Grantable { responder: peer, owner, mr, address, last, iova, asked, writable })
     }
@@ -136,6 +136,16 @@ impl Engine {
         let qps = &self.completer().qps;
         let (Some(qp), Some(peer)) = (qps.get(id), qps.get(peer)) else { return false };
         qp.send.phase == SendPhase::Idle && peer.receive.claim == Claim::None
+    }
+
+    /// The library of a QP may have carried out an atomic that nobody may do again: the QP goes to ERROR, and
+    /// everything that it has is flushed.
+    pub fn fail_direct<E: Environment>(&mut self, env: &mut E, id: QpId) {
+        let Some(qp) = self.completer().qps.get(id) else { return };
+        if matches!(qp.state(), QpState::ReadyToSend | QpState::SqDrain | QpState::SqError) {
+            env.raise(AsyncEventKind::QpFatal, EventTarget::Qp(id));
+            self.completer_mut().enter_error(env, id);
+        }
     }
 
     /// WRITEs of its peer are welcome to a QP, as far as the QP has a say.

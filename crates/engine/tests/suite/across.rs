@@ -138,7 +138,7 @@ fn the_direct_path_leads_across() {
     let (a, b) = pair(&mut net, QpType::Rc);
     for (one, other) in [(&a, &b), (&b, &a)] {
         assert_eq!(net.engine.direct_peer(one.qp), Ok(other.qp));
-        let granted = net.engine.grantable(one.qp, other.key, MEMORY_BASE, 64, true).unwrap();
+        let granted = net.engine.grantable(one.qp, other.key, MEMORY_BASE, 64, SendOpcode::RdmaWrite).unwrap();
         assert_eq!((granted.responder, granted.owner), (other.qp, other.session));
     }
     // One that looks for the other in its own network is no peer.

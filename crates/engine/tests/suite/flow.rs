@@ -572,16 +572,17 @@ fn ports_count_what_libraries_say() {
         sent_bytes: 3000,
         sent_packets: 5,
         reads: 7,
-        read_bytes: 70_000,
-        read_packets: 70,
+        atomics: 4,
+        read_bytes: 70_032,
+        read_packets: 74,
     };
     net.engine.count_direct(a.vnic, b.vnic, &direct);
     let (one, other) = (net.engine.vnic_counters(a.vnic).unwrap(), net.engine.vnic_counters(b.vnic).unwrap());
     let traffic = |bytes, packets| Traffic { bytes, packets, multicast_packets: 0 };
-    assert_eq!((one.messages, one.bytes, one.direct_messages, one.direct_bytes), (10, 73_000, 10, 73_000));
-    assert_eq!((one.sent, one.received), (traffic(3000, 5 + 7), traffic(70_000, 70)));
+    assert_eq!((one.messages, one.bytes, one.direct_messages, one.direct_bytes), (14, 73_032, 14, 73_032));
+    assert_eq!((one.sent, one.received), (traffic(3000, 5 + 7 + 4), traffic(70_032, 74)));
     assert_eq!((other.sent, other.received), (one.received, one.sent));
-    assert_eq!((other.messages, other.writes_received, other.reads_received), (0, 2, 7));
+    assert_eq!((other.messages, other.writes_received, other.reads_received, other.atomics_received), (0, 2, 7, 4));
     // Nonsense stops where what the engine counts itself still fits.
     let much = DirectTraffic { sends: u64::MAX, sent_bytes: u64::MAX, sent_packets: u64::MAX, ..direct };
     for _ in 0..3 {

@@ -76,8 +76,8 @@ impl Control {
             Request::OpenDirectRing { qp } => self.open_direct_ring(at, qp, false),
             Request::OpenNumberedDirectRing { qp } => self.open_direct_ring(at, qp, true),
             Request::AcceptDirectRing { qp } => self.accept_direct_ring(at, qp),
-            Request::AskGrant { qp, rkey, address, length, writes } => {
-                self.ask_grant(at, qp, GrantRequest { rkey, address, length, writes })
+            Request::AskGrant { qp, rkey, address, length, access } => {
+                self.ask_grant(at, qp, GrantRequest { rkey, address, length, access })
             }
             Request::OpenCommands => self.open_commands(at),
             Request::ConfirmRevocation { segment } => self.confirm_revocation(at, segment),

@@ -92,6 +92,7 @@ pub(crate) fn growth(before: &Tally, now: &Tally) -> DirectTraffic {
         sent_bytes: grown(|tally| tally.sent_bytes, LOOK_BYTES_MAX),
         sent_packets: grown(|tally| tally.sent_packets, LOOK_MESSAGES_MAX),
         reads: grown(|tally| tally.reads, LOOK_MESSAGES_MAX),
+        atomics: grown(|tally| tally.atomics, LOOK_MESSAGES_MAX),
         read_bytes: grown(|tally| tally.read_bytes, LOOK_BYTES_MAX),
         read_packets: grown(|tally| tally.read_packets, LOOK_MESSAGES_MAX),
     }

@@ -172,6 +172,7 @@ impl Memory for Ports {
 
     fn revoke_direct(&mut self, qp: QpId) {
         self.close_direct(qp);
+        self.expel(qp);
     }
 }
 

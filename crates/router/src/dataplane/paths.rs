@@ -4,6 +4,7 @@ use crate::dataplane::worker::Worker;
 use crate::memory::grants::{GrantRequest, Verdict};
 use freeflow_engine::{NotGrantable, QpId, QpStatus as Look};
 use freeflow_protocol::admin::QpPath;
+use freeflow_protocol::library::GrantAccess;
 use freeflow_shm::DIRECT_RING_MESSAGE_BYTES_MAX;
 use freeflow_verbs::{QpState, QpType, SendOpcode, VerbsError};
 use std::ops::Range;
@@ -15,8 +16,7 @@ const MESSAGES_BEFORE_ASKING: u64 = 64;
 struct Needs {
     /// So many bytes of a message.
     direct_ring: Option<u64>,
-    /// To write, or else to read.
-    grant: Option<bool>,
+    grant: Option<GrantAccess>,
 }
 
 impl Needs {
@@ -25,11 +25,8 @@ impl Needs {
         let needs = |direct_ring, grant| Ok(Self { direct_ring, grant });
         match opcode {
             SendOpcode::Send | SendOpcode::SendWithImmediate => needs(Some(bytes), None),
-            SendOpcode::RdmaWriteWithImmediate => needs(Some(0), (bytes > 0).then_some(true)),
-            SendOpcode::RdmaWrite => needs(None, Some(true)),
-            SendOpcode::RdmaRead => needs(None, Some(false)),
-            SendOpcode::CompareSwap | SendOpcode::FetchAdd => Err(Reason::Atomic),
-            _ => Err(Reason::Operation),
+            SendOpcode::RdmaWriteWithImmediate => needs(Some(0), (bytes > 0).then_some(GrantAccess::Write)),
+            _ => GrantAccess::of(opcode).map_or(Err(Reason::Operation), |access| needs(None, Some(access))),
         }
     }
 }
@@ -69,7 +66,7 @@ impl Worker {
         match Needs::of(opcode, bytes) {
             Ok(needs) => {
                 let by_direct_ring = needs.direct_ring.and_then(|bytes| self.why_no_direct_ring(id, bytes));
-                by_direct_ring.or_else(|| needs.grant.and_then(|writes| self.why_no_grant(id, writes)))
+                by_direct_ring.or_else(|| needs.grant.and_then(|access| self.why_no_grant(id, access)))
             }
             Err(reason) => Some(reason),
         }
@@ -93,10 +90,10 @@ impl Worker {
         Some(if is_open { Reason::NotAccepted } else { self.not_asked(id) })
     }
 
-    fn why_no_grant(&self, id: QpId, writes: bool) -> Option<Reason> {
+    fn why_no_grant(&self, id: QpId, access: GrantAccess) -> Option<Reason> {
         let asked = self.ports.qps.get(id)?.direct.asked;
         let granted = self.granted(id);
-        match asked.refused[usize::from(writes)] {
+        match asked.refused[access as usize] {
             // By then it lies where nobody else reaches it.
             Some(Reason::NotShared) if asked.granted && !granted => Some(Reason::TakenBack),
             Some(reason) => Some(reason),
@@ -124,14 +121,15 @@ impl Worker {
             let asked = &mut qp.direct.asked;
             asked.ever = true;
             asked.granted |= matches!(verdict, Ok(Verdict::Given(_)));
-            asked.refused[usize::from(request.writes)] = refused;
+            asked.refused[request.access as usize] = refused;
         }
         verdict
     }
 
     /// After a refusal. `None`: it may be otherwise by now, and is looked up again when somebody wants to know.
     fn why_not_granted(&self, id: QpId, request: &GrantRequest) -> Option<Reason> {
-        let found = match self.engine.grantable(id, request.rkey, request.address, request.length, request.writes) {
+        let GrantRequest { rkey, address, length, access } = *request;
+        let found = match self.engine.grantable(id, rkey, address, length, access.opcode()) {
             Ok(found) => found,
             Err(NotGrantable::Refused) => return Some(Reason::KeyRefused),
             Err(NotGrantable::Memory) => return Some(Reason::KindOfMemory),

@@ -287,6 +287,7 @@ impl Ports {
     /// Removes a process' part of a QP: its rings, or its view of a target.
     pub fn remove_qp(&mut self, id: QpId, session: SessionId, cookie: u32) -> DeferredDrop {
         self.targets.retain(id, |viewer| (viewer.session, viewer.cookie) != (session, cookie));
+        self.expel(id);
         let Some(qp) = self.qps.remove(id) else { return Vec::new() };
         self.set_doorbell(qp.session, qp.cookie, None);
         vec![Box::new(qp)]

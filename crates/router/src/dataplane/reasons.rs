@@ -29,7 +29,6 @@ pub(crate) enum Reason {
     TooLong,
     /// A SEND of UC.
     SharedReceives,
-    Atomic,
     Operation,
     KeyRefused,
     KindOfMemory,
@@ -59,8 +58,7 @@ impl Reason {
             Self::NotAccepted => "peer does not take it",
             Self::TooLong => "message over 256 KiB",
             Self::SharedReceives => "UC with an SRQ",
-            Self::Atomic => "atomic operation",
-            Self::Operation => "neither SEND, WRITE nor READ",
+            Self::Operation => "neither SEND, WRITE, READ nor atomic",
             Self::KeyRefused => "key refused",
             Self::KindOfMemory => "no process' own memory",
             Self::NoCommands => "peer's process takes no revoke commands",
@@ -97,8 +95,8 @@ pub(crate) struct Asked {
     pub ever: bool,
     /// It was granted something since its last reset.
     pub granted: bool,
-    /// Why it was not granted what it last asked for: to READ, to WRITE.
-    pub refused: [Option<Reason>; 2],
+    /// Why it was not granted what it last asked for, by [`GrantAccess`].
+    pub refused: [Option<Reason>; 3],
 }
 
 impl Asked {
@@ -111,5 +109,5 @@ impl Asked {
 /// Requests that a library says it has carried out past the router.
 pub(crate) fn done_directly(send: &RequestConsumer) -> u64 {
     let tally = send.tally();
-    tally.sends.wrapping_add(tally.writes).wrapping_add(tally.reads)
+    tally.sends.wrapping_add(tally.writes).wrapping_add(tally.reads).wrapping_add(tally.atomics)
 }

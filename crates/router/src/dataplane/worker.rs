@@ -12,6 +12,7 @@ use crate::dataplane::event::{Event, SessionFailed, VnicFailed};
 use crate::dataplane::ports::{DoorbellTarget, Ports};
 use crate::dataplane::publishing::Publishing;
 use crate::dataplane::waiting::{Next, Waiting};
+use crate::memory::revoking::ATOMIC_TIME_MAX;
 use crate::memory::slow_path::Finished;
 use crate::memory::transfers::Arrival;
 use freeflow_engine::{CqId, Engine, QpId, ReceiveQueueId, SessionId, VnicId};
@@ -149,6 +150,7 @@ impl Worker {
         self.ports.resumed_at = now;
         let until = now + self.ports.grants.time_max;
         self.ports.grants.leaving.postpone(until);
+        self.ports.grants.leaving.postpone_atomics(now + ATOMIC_TIME_MAX);
     }
 
     /// Takes what other threads left; whether there is something.
@@ -336,11 +338,24 @@ impl Worker {
 
     pub(crate) fn end_failed_sessions(&mut self, now: Instant) {
         self.ports.send_commands(now);
+        self.expel_late(now);
         while let Some((session, reason)) = self.ports.failures.pop() {
             let held = self.destroy_session(now, session);
             self.notify_control(SessionFailed { session, reason, held });
             self.ports.send_commands(now);
         }
+    }
+
+    /// QPs whose library takes too long for an atomic end, before anything more of them is taken.
+    fn expel_late(&mut self, now: Instant) {
+        if self.ports.grants.leaving.insiders.is_empty() {
+            return;
+        }
+        for id in self.ports.grants.leaving.late_atomics(now) {
+            self.engine.fail_direct(&mut self.ports, id);
+            self.ports.expel(id);
+        }
+        self.ports.send_commands(now);
     }
 
     /// Everything of one process ends; what it held is for the caller to drop.
@@ -352,6 +367,7 @@ impl Worker {
         self.ports.forget_grants_of_session(session);
         for &qp in &objects.qps {
             self.end_direct(qp);
+            self.ports.expel(qp);
         }
         self.engine.destroy_session(&mut self.ports, now, session);
         self.active.retain(|&active| active != session);

@@ -522,6 +522,15 @@ impl Ports {
             })
     }
 
+    /// Whether a copier does an atomic operation by the slow path in memory of this session.
+    pub(crate) fn is_atomic_by_slow_path(&self, session: SessionId) -> bool {
+        self.transfers.slow_path_atomic_count > 0
+            && self.transfers.transfers.iter().any(|(_, transfer)| {
+                let same = |span: &Span| span.session == session;
+                matches!(transfer.stage, Stage::Atomic { by_slow_path: true }) && transfer.to.iter().any(same)
+            })
+    }
+
     /// Whether a copier has an atomic operation to do on a segment for this session.
     pub(crate) fn is_segment_at_copier(&self, session: SessionId) -> bool {
         self.transfers.shared_atomic_count > 0

@@ -3,7 +3,7 @@
 use crate::dataplane::worker::Worker;
 use crate::memory::grants::{Entered, Entry, Given, GrantRequest, Grantee, Refusal, Verdict};
 use freeflow_engine::{Grantable, NotDirect, NotGrantable, QpId, SessionId, VnicId};
-use freeflow_protocol::library::{REQUEST_BYTES, Reply};
+use freeflow_protocol::library::{GrantAccess, REQUEST_BYTES, Reply};
 use freeflow_verbs::VerbsError;
 use std::collections::BTreeSet;
 
@@ -19,13 +19,18 @@ fn refusal(reason: NotGrantable) -> VerbsError {
 
 impl Worker {
     pub(crate) fn grant(&mut self, id: QpId, request: &GrantRequest) -> Result<Verdict, VerbsError> {
-        let GrantRequest { rkey, address, length, writes } = *request;
-        let found = self.engine.grantable(id, rkey, address, length, writes).map_err(refusal)?;
+        let GrantRequest { rkey, address, length, access } = *request;
+        let found = self.engine.grantable(id, rkey, address, length, access.opcode()).map_err(refusal)?;
         let (asker, vnic) = self.allowed(id).ok_or(VerbsError::NotSupported)?;
         let funds = self.funds(id);
         let Grantable { owner, mr, responder, writable: may_write, .. } = found;
         if !self.may_pass_router(owner) {
             return Err(VerbsError::NotSupported);
+        }
+        // The slow path reads and writes for an atomic. It begins none on a segment, but may still do one of before.
+        let meets_slow_path = access == GrantAccess::Atomic && self.ports.is_atomic_by_slow_path(owner);
+        if meets_slow_path || self.ports.has_insiders(owner) {
+            return Err(VerbsError::Busy);
         }
         let session = self.ports.sessions.get(owner).filter(|session| session.commands.is_some() && !session.failed);
         let place = session.and_then(|session| {
@@ -46,7 +51,7 @@ impl Worker {
         // Its end fits: the process has memory mapped beyond, or nothing of the segment.
         let region = (mr, found.address..found.address.saturating_add(found.last).saturating_add(1));
         let (segment, origin) = (place.segment, place.origin);
-        let entry = Entry { segment, origin, id, grantee, region, writes, may_write, cost, funds };
+        let entry = Entry { segment, origin, id, grantee, region, access, may_write, cost, funds };
         let Entered { protection, cost } = match self.ports.grants.enter((owner, place.origin.handle), entry) {
             Ok(entered) => entered,
             Err(Refusal::Never) => return Err(VerbsError::NotSupported),
@@ -55,7 +60,7 @@ impl Worker {
         let grants_revoked = self.ports.note_granted(id, responder, cost);
         let address = found.iova + (addresses.start - found.address);
         let length = addresses.end - addresses.start;
-        let reply = Reply::Grant { address, length, offset, segment_bytes, grants_revoked, writable: writes };
+        let reply = Reply::Grant { address, length, offset, segment_bytes, grants_revoked, writable: access.writes() };
         Ok(Verdict::Given(Box::new(Given { lease, protection, reply })))
     }
 

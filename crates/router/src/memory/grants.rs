@@ -26,7 +26,7 @@ use crate::memory::lease::SegmentLease;
 use crate::memory::page_table::Origin;
 use crate::memory::revoking::Leaving;
 use freeflow_engine::{MrId, QpId, SessionId, VnicId};
-use freeflow_protocol::library::{Handle, REVOCATION_TIME_MAX_MS, Reply};
+use freeflow_protocol::library::{GrantAccess, Handle, REVOCATION_TIME_MAX_MS, Reply};
 use freeflow_shm::{Segment, forbid_writing};
 use freeflow_verbs::Duration;
 use rustix::fs::SealFlags;
@@ -47,7 +47,7 @@ pub(crate) struct GrantRequest {
     pub rkey: u32,
     pub address: u64,
     pub length: u32,
-    pub writes: bool,
+    pub access: GrantAccess,
 }
 
 /// A segment: whose it is, and what that session calls it.
@@ -95,8 +95,8 @@ pub(crate) struct Grantee {
     pub(crate) rights: BTreeSet<Right>,
 }
 
-/// By which region, and whether for WRITEs.
-type Right = (MrId, bool);
+/// By which region, and for what.
+type Right = (MrId, GrantAccess);
 
 impl Grantee {
     pub(crate) fn is_at(&self, own: QpId, id: QpId) -> bool {
@@ -173,9 +173,9 @@ impl Grants {
     /// Notes one more grantee of a segment, if the bounds and the seals allow one, and it can pay.
     /// Its process pays once.
     pub(crate) fn enter(&mut self, name: Name, about: Entry<'_>) -> Result<Entered, Refusal> {
-        let Entry { segment, origin, id, grantee, region: (mr, range), writes, may_write, cost, funds } = about;
+        let Entry { segment, origin, id, grantee, region: (mr, range), access, may_write, cost, funds } = about;
         let now = self.exposed.get(&name);
-        let protection = Protection::decide(now.map(|exposed| exposed.protection), writes, may_write);
+        let protection = Protection::decide(now.map(|exposed| exposed.protection), access.writes(), may_write);
         let protection = protection.ok_or(Refusal::Never)?;
         let is_paid = now.is_some_and(|exposed| exposed.is_held_by(grantee.session));
         let count = self.counts.get(&grantee.vnic).copied().unwrap_or(0);
@@ -202,7 +202,7 @@ impl Grants {
             *self.counts.entry(grantee.vnic).or_default() += 1;
             self.by_qp.extend([(id, name), (grantee.peer, name)]);
         }
-        exposed.grantees.entry(id).or_insert(grantee).rights.insert((mr, writes));
+        exposed.grantees.entry(id).or_insert(grantee).rights.insert((mr, access));
         self.by_region.insert((mr, name));
         exposed.regions.insert(mr, range);
         Ok(Entered { protection, cost })
@@ -293,7 +293,7 @@ pub(crate) struct Entry<'a> {
     pub(crate) id: QpId,
     pub(crate) grantee: Grantee,
     pub(crate) region: (MrId, Range<u64>),
-    pub(crate) writes: bool,
+    pub(crate) access: GrantAccess,
     pub(crate) may_write: bool,
     /// Cost of taking the segment back, and the QP's credit, bytes.
     pub(crate) cost: u64,
@@ -330,6 +330,10 @@ mod tests {
         Shared { segment: Arc::new(Segment::create("test", 4096).unwrap().0), origin: Origin { handle, lease } }
     }
 
+    const READ: GrantAccess = GrantAccess::Read;
+    const WRITE: GrantAccess = GrantAccess::Write;
+    const ATOMIC: GrantAccess = GrantAccess::Atomic;
+
     const NEVER: Result<u64, Refusal> = Err(Refusal::Never);
 
     /// QPs of one pair.
@@ -344,7 +348,7 @@ mod tests {
         session: u32,
         vnic: u32,
         mr: u32,
-        writes: bool,
+        access: GrantAccess,
         funds: u64,
     }
 
@@ -356,24 +360,24 @@ mod tests {
             let vnic = VnicId { index: self.vnic, generation: 0 };
             let grantee = Grantee { peer, session, vnic, rights: BTreeSet::new() };
             let region = (MrId { index: self.mr, generation: 0 }, 0..4096);
-            let (segment, origin, writes, funds) = (&to.segment, &to.origin, self.writes, self.funds);
-            let entry = Entry { segment, origin, id, grantee, region, writes, may_write: true, cost: 4096, funds };
+            let (segment, origin, access, funds) = (&to.segment, &to.origin, self.access, self.funds);
+            let entry = Entry { segment, origin, id, grantee, region, access, may_write: true, cost: 4096, funds };
             grants.enter((OWNER, to.origin.handle), entry).map(|entered| entered.cost)
         }
     }
 
     fn enter(grants: &mut Grants, to: &Shared, qp: u32, vnic: u32, mr: u32) -> bool {
-        Asked { qp, session: vnic, vnic, mr, writes: true, funds: 4096 }.enter(grants, to).is_ok()
+        Asked { qp, session: vnic, vnic, mr, access: WRITE, funds: 4096 }.enter(grants, to).is_ok()
     }
 
     #[test]
     fn a_process_pays_once_for_a_segment() {
         let (mut grants, segment) = (Grants::default(), some(1));
-        let poor = Asked { qp: 1, session: 1, vnic: 1, mr: 1, writes: true, funds: 1000 };
+        let poor = Asked { qp: 1, session: 1, vnic: 1, mr: 1, access: WRITE, funds: 1000 };
         assert_eq!(poor.enter(&mut grants, &segment), Err(Refusal::NotEnoughCredit { missing: 3096 }));
         assert!(grants.get((OWNER, 1)).is_none() && grants.by_qp.is_empty());
         assert_eq!(Asked { funds: 4096, ..poor }.enter(&mut grants, &segment), Ok(4096));
-        for again in [poor, Asked { mr: 2, ..poor }, Asked { qp: 2, writes: false, funds: 0, ..poor }] {
+        for again in [poor, Asked { mr: 2, ..poor }, Asked { qp: 2, access: READ, funds: 0, ..poor }] {
             assert_eq!(again.enter(&mut grants, &segment), Ok(0), "its process has it");
         }
         let other = Asked { qp: 3, session: 2, ..poor };
@@ -387,7 +391,7 @@ mod tests {
     fn who_has_all_rights_by_other_qps_leaves_alone() {
         let (mut grants, segment) = (Grants::default(), some(1));
         let name = (OWNER, 1);
-        let first = Asked { qp: 1, session: 1, vnic: 1, mr: 1, writes: true, funds: 4096 };
+        let first = Asked { qp: 1, session: 1, vnic: 1, mr: 1, access: WRITE, funds: 4096 };
         let second = Asked { qp: 2, ..first };
         let stranger = Asked { qp: 3, session: 2, vnic: 1, ..first };
         for asked in [first, second, stranger] {
@@ -401,7 +405,7 @@ mod tests {
             first.enter(&mut grants, &segment).unwrap();
         }
         // A right that no other QP of its process has: by another region, or to do something else.
-        for more in [Asked { mr: 2, ..first }, Asked { writes: false, ..first }] {
+        for more in [Asked { mr: 2, ..first }, Asked { access: READ, ..first }, Asked { access: ATOMIC, ..first }] {
             more.enter(&mut grants, &segment).unwrap();
             assert_eq!((grants.release(name, own), grants.release(name, peer)), (None, None));
             Asked { qp: 2, ..more }.enter(&mut grants, &segment).unwrap();
@@ -420,13 +424,13 @@ mod tests {
     fn a_qp_that_is_holder_and_peer_goes_as_both() {
         let (mut grants, segment) = (Grants::default(), some(1));
         let name = (OWNER, 1);
-        let first = Asked { qp: 1, session: 1, vnic: 1, mr: 1, writes: true, funds: 4096 };
+        let first = Asked { qp: 1, session: 1, vnic: 1, mr: 1, access: WRITE, funds: 4096 };
         for qp in [1, 2] {
             Asked { qp, ..first }.enter(&mut grants, &segment).unwrap();
         }
         let (own, peer) = ends(1);
         if let Some(exposed) = grants.exposed.get_mut(&name) {
-            let right = (MrId { index: 1, generation: 0 }, true);
+            let right = (MrId { index: 1, generation: 0 }, WRITE);
             let (session, vnic) = (exposed.grantees[&own].session, exposed.grantees[&own].vnic);
             exposed.grantees.insert(peer, Grantee { peer: own, session, vnic, rights: [right].into() });
             *grants.counts.entry(vnic).or_default() += 1;

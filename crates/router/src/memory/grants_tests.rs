@@ -9,8 +9,10 @@ use crate::memory::blocking_memory::BlockingMemory;
 use crate::memory::grants::{GrantRequest, Verdict};
 use crate::memory::lease::SegmentLease;
 use crate::memory::page_table::{Origin, PageTable};
+use crate::memory::revoking::ATOMIC_TIME_MAX;
 use freeflow_engine::{AtomicOutcome, PdId, QpId, QpInit, SessionId, Span, SpanRegion, Token, VnicCounters};
 use freeflow_protocol::admin::DataPath;
+use freeflow_protocol::library::GrantAccess;
 use freeflow_shm::layout::{QueueShape, queue};
 use freeflow_shm::{RequestConsumer, RequestProducer, Segment, SendDescriptor, fd, monotonic_ns};
 use freeflow_verbs::{
@@ -19,6 +21,7 @@ use freeflow_verbs::{
 };
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 const NETWORK: NetworkId = NetworkId(1);
 const SEGMENT_AT: u64 = 0x10000;
@@ -92,7 +95,7 @@ impl Rig {
 
     /// → what is missing until it is granted.
     fn ask(&mut self, qp: QpId) -> Result<u64, VerbsError> {
-        let request = GrantRequest { rkey: self.rkey, address: SEGMENT_AT, length: 8, writes: true };
+        let request = GrantRequest { rkey: self.rkey, address: SEGMENT_AT, length: 8, access: GrantAccess::Write };
         self.worker.grant(qp, &request).map(|verdict| match verdict {
             Verdict::Given(_) => 0,
             Verdict::NotEnoughCredit { missing } => missing,
@@ -440,4 +443,67 @@ fn an_address_handle_waits_for_what_was_posted_before_rung_for_or_not() {
     assert_eq!(posted.len(), 2, "who comes after the one that is waited for is not looked at");
     rig.turn();
     assert!(rig.worker.are_datagrams_sent(&mut posted) && posted.is_empty());
+}
+
+const ENTERED: u64 = 1 << 32;
+
+/// A right ends while the first QP's library does an atomic, as its header says.
+fn end_while_inside(rig: &mut Rig) {
+    rig.turn();
+    rig.grant().unwrap();
+    rig.send.entered().store(ENTERED, Ordering::SeqCst);
+    let region = rig.worker.ports.grants.exposed.values().next().unwrap().regions.keys().copied().next().unwrap();
+    rig.worker.ports.revoke_grants_by(region);
+    rig.turn();
+    let ports = &rig.worker.ports;
+    assert!(ports.has_insiders(rig.owner) && !ports.has_insiders(ports.qps.get(rig.qps[0]).unwrap().session));
+    assert!(ports.sessions.get(rig.owner).unwrap().memory.place(SEGMENT_AT).is_some(), "routed atomics go there, too");
+    assert!(!rig.has_command());
+    assert_eq!(rig.grant(), Err(VerbsError::Busy), "it comes back when it is shared again");
+}
+
+#[test]
+fn an_atomic_is_waited_for() {
+    let mut rig = Rig::new();
+    end_while_inside(&mut rig);
+    rig.turn();
+    assert!(!rig.has_command());
+    // It leaves, and enters with grants of other memory.
+    rig.send.entered().store(ENTERED | 1, Ordering::SeqCst);
+    rig.turn();
+    assert!(rig.has_command() && !rig.worker.ports.has_insiders(rig.owner));
+    assert!(rig.worker.ports.sessions.get(rig.owner).unwrap().memory.place(SEGMENT_AT).is_none());
+    assert_eq!(rig.worker.engine.qp_status(rig.qps[0]).unwrap().state, QpState::ReadyToSend);
+}
+
+#[test]
+fn who_does_an_atomic_for_too_long_loses_the_queue_pair() {
+    let mut rig = Rig::new();
+    end_while_inside(&mut rig);
+    let late = Instant(monotonic_ns()) + ATOMIC_TIME_MAX;
+    rig.worker.turn(late);
+    assert!(rig.has_command() && !rig.worker.ports.has_insiders(rig.owner));
+    assert_eq!(rig.worker.engine.qp_status(rig.qps[0]).unwrap().state, QpState::Error);
+    assert_eq!(rig.worker.engine.qp_status(rig.qps[1]).unwrap().state, QpState::ReadyToSend);
+    assert_eq!(rig.send.entered().load(Ordering::SeqCst) & ENTERED, 0, "its library finds out");
+}
+
+#[test]
+fn an_atomic_of_a_queue_pair_that_ends_is_not_waited_for() {
+    let mut rig = Rig::new();
+    end_while_inside(&mut rig);
+    rig.worker.engine.fail_direct(&mut rig.worker.ports, rig.qps[0]);
+    rig.turn();
+    assert!(rig.has_command() && !rig.worker.ports.has_insiders(rig.owner));
+    assert_eq!(rig.send.entered().load(Ordering::SeqCst) & ENTERED, 0);
+}
+
+#[test]
+fn a_pause_of_the_router_counts_for_no_atomic() {
+    let mut rig = Rig::new();
+    end_while_inside(&mut rig);
+    let late = Instant(monotonic_ns()) + ATOMIC_TIME_MAX;
+    rig.worker.ports.grants.leaving.postpone_atomics(late + ATOMIC_TIME_MAX);
+    rig.worker.turn(late);
+    assert!(rig.worker.ports.has_insiders(rig.owner) && !rig.has_command());
 }

@@ -8,20 +8,30 @@
 //! written into the process' command pipe. A process that does not say in time that it has done
 //! so loses its session.
 //!
+//! An atomic that a library does by a grant when that ends is waited for: it counts, and must then be in what
+//! the owner takes back. Until it is done ([`Insider`]) the segment stays in the page table, so that the router's own
+//! atomics are of the same kind, no command is written, and the owner's verb is not answered. Whoever takes too long
+//! for one loses the QP: in ERROR it reports no success, and nothing of it is done again.
+//!
 //! Owners that take their memory back themselves (UnmapPart, DestroySegment, the end of the session) need no
 //! command.
 //!
 //! Invariant: a segment is in the worker's hands in one of three ways: exposed (`Grants`), leaving
-//! (here), or neither; and once it has been exposed, neither means that its lease is marked
+//! (here; first perhaps held), or neither; and once it has been exposed, neither means that its lease is marked
 //! revoked.
 use crate::dataplane::event_pipes::Sent;
 use crate::dataplane::ports::Ports;
 use crate::memory::grants::{Exposed, Name};
 use crate::memory::page_table::Origin;
+use crate::memory::revoking::{ATOMIC_TIME_MAX, Held, Insider};
 use freeflow_engine::{MrId, QpId, SessionId};
 use freeflow_protocol::library::{COMMAND_BYTES, COMMAND_REVOKE, EVENT_BYTES};
+use freeflow_shm::pause;
 use freeflow_verbs::{Instant, VerbsError};
 use std::ops::Range;
+
+/// Looks at an atomic before it is waited for.
+const INSIDER_LOOKS: u32 = 64;
 
 // Commands go through the pipes of events, which are never lost either.
 const _: () = assert!(COMMAND_BYTES == EVENT_BYTES);
@@ -36,19 +46,42 @@ impl Ports {
         qp.direct.grants_revoked
     }
 
-    /// All that a QP was granted holds no longer.
-    fn note_revoked(&mut self, id: QpId) {
-        if let Some(qp) = self.qps.get_mut(id) {
-            qp.direct.grants_revoked = qp.direct.grants_revoked.wrapping_add(1);
-            qp.send.set_grants_revoked(qp.direct.grants_revoked);
+    /// All that a QP was granted holds no longer: some of it is memory of this owner.
+    fn note_revoked(&mut self, owner: SessionId, id: QpId) {
+        let Some(qp) = self.qps.get_mut(id) else { return };
+        qp.direct.grants_revoked = qp.direct.grants_revoked.wrapping_add(1);
+        qp.send.set_grants_revoked(qp.direct.grants_revoked);
+        let Some(atomic) = qp.send.entered() else { return };
+        // An atomic takes a moment, unless its thread does not run.
+        for _ in 0..INSIDER_LOOKS {
+            if !qp.send.is_inside(atomic) {
+                return;
+            }
+            pause();
         }
+        let until = self.now + ATOMIC_TIME_MAX;
+        self.grants.leaving.insiders.push(Insider { owner, qp: id, atomic, until });
+    }
+
+    /// An atomic that the QP's library does now never counts: for a QP that reports no success any more.
+    /// Nor is it waited for, whatever the library says then.
+    pub(crate) fn expel(&mut self, id: QpId) {
+        if let Some(qp) = self.qps.get(id) {
+            qp.send.expel();
+        }
+        self.grants.leaving.insiders.retain(|insider| insider.qp != id);
+    }
+
+    /// Whether a verb of this session has to wait: an atomic may still change memory of it by a right that has ended.
+    pub(crate) fn has_insiders(&self, owner: SessionId) -> bool {
+        self.grants.leaving.has_insiders(owner)
     }
 
     /// Notifies all grantees of a segment.
     fn recall(&mut self, name: Name) {
         let grantees = self.grants.get(name).map(|exposed| exposed.grantees.keys().copied().collect::<Vec<_>>());
         for id in grantees.unwrap_or_default() {
-            self.note_revoked(id);
+            self.note_revoked(name.0, id);
         }
     }
 
@@ -58,7 +91,7 @@ impl Ports {
     pub(crate) fn revoke_grants_of(&mut self, id: QpId) {
         for name in self.grants.of_qp(id) {
             match self.grants.release(name, id) {
-                Some(gone) => gone.into_iter().for_each(|id| self.note_revoked(id)),
+                Some(gone) => gone.into_iter().for_each(|id| self.note_revoked(name.0, id)),
                 None => self.revoke(name),
             }
         }
@@ -75,12 +108,22 @@ impl Ports {
         self.recall(name);
         let Some(exposed) = self.grants.take(name) else { return };
         exposed.lease.mark_revoked();
+        let held = Held { name, is_read_only: exposed.is_read_only(), segment: exposed.segment };
+        if self.has_insiders(name.0) {
+            self.grants.leaving.held.push(held);
+        } else {
+            self.begin_leaving(&held);
+        }
+    }
+
+    fn begin_leaving(&mut self, held: &Held) {
+        let &Held { name, is_read_only, ref segment } = held;
         self.settle(name.0);
         if let Some(owner) = self.sessions.get_mut(name.0) {
-            if let Some(extent) = owner.memory.extent(&exposed.segment) {
-                owner.lost.begin(name.1, extent, exposed.is_read_only());
+            if let Some(extent) = owner.memory.extent(segment) {
+                owner.lost.begin(name.1, extent, is_read_only);
             }
-            owner.memory.take_out(&exposed.segment);
+            owner.memory.take_out(segment);
             self.grants.leaving.begin(name);
         }
     }
@@ -90,6 +133,7 @@ impl Ports {
         self.recall(name);
         self.forget(name);
         self.grants.leaving.segments.remove(&name);
+        self.grants.leaving.held.retain(|held| held.name != name);
     }
 
     /// After [`Self::recall`].
@@ -164,6 +208,13 @@ impl Ports {
 
     #[cold]
     fn send_commands_now(&mut self, now: Instant) {
+        let qps = &self.qps;
+        // One of a QP that is gone was expelled.
+        let is_inside = |insider: &Insider| qps.get(insider.qp).is_some_and(|qp| qp.send.is_inside(insider.atomic));
+        self.grants.leaving.insiders.retain(is_inside);
+        for held in self.grants.leaving.take_released() {
+            self.begin_leaving(&held);
+        }
         for name in std::mem::take(&mut self.grants.leaving.unsent) {
             if !self.grants.leaving.segments.contains_key(&name) {
                 continue;

@@ -1,12 +1,39 @@
-//! Segments that processes have to take back, and until when.
+//! Segments that processes have to take back, and until when; and atomics by grants that are waited for before.
 use crate::memory::grants::Name;
 use crate::memory::share_commands::ShareCommand;
-use freeflow_engine::SessionId;
+use freeflow_engine::{QpId, SessionId};
+use freeflow_shm::Segment;
+use freeflow_shm::revocation::Entered;
 use freeflow_verbs::{Duration, Instant};
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 /// How soon a command is tried again that has to wait for a copier.
 pub(crate) const COMMAND_INTERVAL: Duration = Duration::from_millis(10);
+
+/// How soon an atomic is looked at again.
+const LOOK_INTERVAL: Duration = Duration::from_millis(1);
+/// A library that does an atomic for longer loses its QP. A process that works stands still for less: in a freeze
+/// window, or when its cgroup has used up its share of the processors. As long as the worst of its memory that
+/// blocks a copy may hold up the same verbs.
+pub(crate) const ATOMIC_TIME_MAX: Duration = Duration::from_millis(2_000);
+
+/// An atomic that was being done when the grant ended by which it is done.
+pub(crate) struct Insider {
+    /// The owner of the memory that it changes.
+    pub(crate) owner: SessionId,
+    pub(crate) qp: QpId,
+    pub(crate) atomic: Entered,
+    /// Until when its library may take for it.
+    pub(crate) until: Instant,
+}
+
+/// A revoked segment that an atomic may still change.
+pub(crate) struct Held {
+    pub(crate) name: Name,
+    pub(crate) segment: Arc<Segment>,
+    pub(crate) is_read_only: bool,
+}
 
 /// Segments that processes have to take back.
 #[derive(Default)]
@@ -19,6 +46,9 @@ pub(crate) struct Leaving {
     pub(crate) deadlines: VecDeque<(Instant, Name)>,
     /// Until when a process that has just carried out one command has time for its others.
     pub(crate) renewed: BTreeMap<SessionId, Instant>,
+    /// Atomics that are waited for, and the segments that wait for those of their owner.
+    pub(crate) insiders: Vec<Insider>,
+    pub(crate) held: Vec<Held>,
     /// Memory that processes shall share.
     pub(crate) wanted: Vec<ShareCommand>,
 }
@@ -51,9 +81,35 @@ impl Leaving {
         }
     }
 
+    /// No atomic is late before `until`.
+    pub(crate) fn postpone_atomics(&mut self, until: Instant) {
+        for insider in &mut self.insiders {
+            insider.until = until.max(insider.until);
+        }
+    }
+
+    /// Whether atomics are being done in a process' memory whose right to it has ended.
+    pub(crate) fn has_insiders(&self, owner: SessionId) -> bool {
+        self.insiders.iter().any(|insider| insider.owner == owner)
+    }
+
+    /// QPs whose library takes too long for an atomic.
+    pub(crate) fn late_atomics(&self, now: Instant) -> Vec<QpId> {
+        self.insiders.iter().filter(|insider| insider.until <= now).map(|insider| insider.qp).collect()
+    }
+
+    /// Segments that wait for no atomic any more.
+    pub(crate) fn take_released(&mut self) -> Vec<Held> {
+        let insiders = &self.insiders;
+        let is_free = |held: &mut Held| insiders.iter().all(|insider| insider.owner != held.name.0);
+        self.held.extract_if(.., is_free).collect()
+    }
+
     pub(crate) fn forget_owner(&mut self, owner: SessionId) {
         self.segments.retain(|name, _| name.0 != owner);
         self.renewed.remove(&owner);
+        self.insiders.retain(|insider| insider.owner != owner);
+        self.held.retain(|held| held.name.0 != owner);
     }
 
     /// The next that was not confirmed in time.
@@ -75,14 +131,20 @@ impl Leaving {
     }
 
     pub(crate) fn is_quiet(&self) -> bool {
-        self.unsent.is_empty() && self.deadlines.is_empty() && self.wanted.is_empty()
+        self.unsent.is_empty() && self.deadlines.is_empty() && self.wanted.is_empty() && !self.has_waiting()
+    }
+
+    /// Something waits for an atomic, or waited until now.
+    fn has_waiting(&self) -> bool {
+        !self.insiders.is_empty() || !self.held.is_empty()
     }
 
     /// When something is to be done about it.
     pub(crate) fn due_in(&self, now: Instant) -> Option<Duration> {
         let deadline = self.deadlines.front().map(|&(at, _)| at - now);
         let command = (!self.unsent.is_empty() || !self.wanted.is_empty()).then_some(COMMAND_INTERVAL);
-        [deadline, command].into_iter().flatten().min()
+        let look = self.has_waiting().then_some(LOOK_INTERVAL);
+        [deadline, command, look].into_iter().flatten().min()
     }
 }
 

@@ -1,7 +1,7 @@
 //! Memory that is granted to a QP's process, what is refused, and how it is taken back.
 use crate::common::*;
 use freeflow_protocol::admin::QpPath;
-use freeflow_protocol::library::{COMMAND_SHARE, Handle, Reply, Request, SHARE_BYTES, decode_command};
+use freeflow_protocol::library::{COMMAND_SHARE, GrantAccess, Handle, Reply, Request, SHARE_BYTES, decode_command};
 use freeflow_router::{Config, Router};
 use freeflow_shm::{Segment, SendDescriptor};
 use freeflow_verbs::{
@@ -30,7 +30,17 @@ fn ask_grant(
     (address, length): (u64, u32),
     writes: bool,
 ) -> Result<(Reply, OwnedFd), VerbsError> {
-    match client.ask_fds(&Request::AskGrant { qp: qp.handle, rkey, address, length, writes }) {
+    ask_access(client, qp, rkey, (address, length), if writes { GrantAccess::Write } else { GrantAccess::Read })
+}
+
+fn ask_access(
+    client: &Client,
+    qp: &Qp,
+    rkey: u32,
+    (address, length): (u64, u32),
+    access: GrantAccess,
+) -> Result<(Reply, OwnedFd), VerbsError> {
+    match client.ask_fds(&Request::AskGrant { qp: qp.handle, rkey, address, length, access }) {
         (Reply::Failed(error), fds) if fds.is_empty() => Err(error),
         (reply @ Reply::Grant { .. }, mut fds) => Ok((reply, fds.pop().expect("the segment"))),
         other => panic!("{other:?}"),
@@ -213,6 +223,9 @@ fn each_refusal_is_reported_until_there_is_a_grant() {
         ask_grant(&rig.pair.a, &rig.pair.a_qp, rkey, (address, 8), writes).unwrap_err();
         way(rig)
     };
+    let ask_atomics = |rig: &Rig, rkey: u32, address: u64| {
+        ask_access(&rig.pair.a, &rig.pair.a_qp, rkey, (address, 8), GrantAccess::Atomic).map(|_| ())
+    };
     by_router(&mut rig, SendOpcode::RdmaWrite);
     assert_eq!(way(&rig), routed("not asked yet"));
     let (address, rkey) = (rig.to.address, rig.to.mr.rkey);
@@ -239,8 +252,14 @@ fn each_refusal_is_reported_until_there_is_a_grant() {
     assert_eq!(way(&rig), routed("too many grants"));
     rig.pair.a_qp.send.count_write(8);
     assert_eq!(way(&rig), (QpPath::Direct, None), "its last request was a WRITE past the router");
+    by_router(&mut rig, SendOpcode::AtomicWrite);
+    assert_eq!(way(&rig), routed("neither SEND, WRITE, READ nor atomic"));
+    let no_atomics = register(&rig.pair.b, address, 2 * PAGE_BYTES, address, Access(0x7));
+    assert_eq!(ask_atomics(&rig, no_atomics.rkey, address), Err(VerbsError::NotSupported));
     by_router(&mut rig, SendOpcode::FetchAdd);
-    assert_eq!(way(&rig), routed("atomic operation"));
+    assert_eq!(way(&rig), routed("key refused"));
+    assert_eq!(ask_atomics(&rig, rig.to.mr.rkey, address), Ok(()));
+    assert_eq!(way(&rig), (QpPath::Direct, None));
     by_router(&mut rig, SendOpcode::RdmaWrite);
     assert_eq!(way(&rig), (QpPath::Direct, None));
     assert_eq!(rig.pair.b.ask(&Request::DeregisterMr { mr: page.handle }), Reply::Done);
@@ -700,7 +719,7 @@ fn memory_is_granted_to_who_has_used_the_router_as_much() {
     let from = rig.pair.a.memory(PAGE, true);
     let ask = |rig: &Rig| {
         let (qp, rkey, address) = (rig.pair.a_qp.handle, to.mr.rkey, to.address);
-        rig.pair.a.ask_fds(&Request::AskGrant { qp, rkey, address, length: 8, writes: true })
+        rig.pair.a.ask_fds(&Request::AskGrant { qp, rkey, address, length: 8, access: GrantAccess::Write })
     };
     // 16 pages are for nothing; a WRITE of 8 bytes counts a page and its bytes.
     for missing in [2 * PAGE_BYTES, PAGE_BYTES - 8] {
@@ -719,7 +738,7 @@ fn memory_is_granted_to_who_has_used_the_router_as_much() {
         rkey: rig.to.mr.rkey,
         address: rig.to.address,
         length: 8,
-        writes: true,
+        access: GrantAccess::Write,
     });
     assert_eq!(reply, Reply::NotEnoughCredit { missing: 2 * PAGE_BYTES - 16 });
     // Another QP of its process pays nothing for what that has.

@@ -1,6 +1,6 @@
 //! UC QPs past the router: messages may be lost, and the router numbers what goes by direct rings.
 use crate::common::*;
-use freeflow_protocol::library::{Reply, Request};
+use freeflow_protocol::library::{GrantAccess, Reply, Request};
 use freeflow_shm::SendDescriptor;
 use freeflow_verbs::{
     Access, CompletionStatus, PathMtu, QpAttributeMask as M, QpAttributes, QpState, QpType, SendOpcode, SrqAttributes,
@@ -161,9 +161,9 @@ fn a_failed_send_ends_what_is_direct() {
     assert_eq!(reply, Reply::Done);
     assert_eq!(rig.open(), Ok((0, 0)));
     let (qp, rkey, address) = (rig.pair.a_qp.handle, rig.to.mr.rkey, rig.to.address);
-    let ask = |writes| Request::AskGrant { qp, rkey, address, length: 8, writes };
-    assert_eq!(rig.pair.a.refused(&ask(false)), VerbsError::NotSupported, "UC has no READ");
-    assert!(matches!(rig.pair.a.ask_fds(&ask(true)), (Reply::Grant { grants_revoked: 0, .. }, fds) if fds.len() == 1));
+    let ask = |access| Request::AskGrant { qp, rkey, address, length: 8, access };
+    assert_eq!(rig.pair.a.refused(&ask(GrantAccess::Read)), VerbsError::NotSupported, "UC has no READ");
+    assert!(matches!(rig.pair.a.ask_fds(&ask(GrantAccess::Write)), (Reply::Grant { grants_revoked: 0, .. }, fds) if fds.len() == 1));
     let mut wrong = rig.from.sge(0, 64);
     wrong.lkey ^= 0x5a5a00;
     rig.pair.a.post_send(&mut rig.pair.a_qp, &request(SendOpcode::Send, &[wrong]));

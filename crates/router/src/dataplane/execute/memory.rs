@@ -29,6 +29,9 @@ impl Execute<DestroySegment> for Worker {
             return Execution::refused(command, VerbsError::Busy);
         }
         self.ports.forget_grants_of((*session, *handle));
+        if self.ports.has_insiders(*session) {
+            return Execution::Again(command);
+        }
         self.ports.settle(*session);
         let Some(entry) = self.ports.sessions.get_mut(*session) else {
             return Execution::refused(command, VerbsError::DeviceFatal);
@@ -91,13 +94,16 @@ impl Worker {
     /// same.
     pub(crate) fn take_back(&mut self, session: SessionId, left: &mut Range<u64>) -> Poll<Result<(), VerbsError>> {
         let ports = &mut self.ports;
-        if ports.is_segment_at_copier(session) {
+        if ports.is_segment_at_copier(session) || ports.has_insiders(session) {
             return Poll::Pending;
         }
         ports.settle(session);
         let Some(entry) = ports.sessions.get(session) else { return Poll::Ready(Err(VerbsError::DeviceFatal)) };
         let step = left.start..entry.memory.step_end(left.start, left.end);
         let recalled = ports.recall_grants(session, step.clone());
+        if ports.has_insiders(session) {
+            return Poll::Pending;
+        }
         if let Some(entry) = ports.sessions.get_mut(session) {
             entry.memory.unmap_parts(step.start, step.end);
             entry.lost.drop_range(&step);
@@ -124,6 +130,9 @@ impl Execute<ReregisterMr> for Worker {
         let ReregisterMr { session, mr, pd, change } = &command;
         self.ports.revoke_grants_by(*mr);
         self.ports.send_commands(now);
+        if self.ports.has_insiders(*session) {
+            return Execution::Again(command);
+        }
         // A change that takes something away makes the keys invalid while a copy is in flight, so
         // the copies of the copy threads are brought in first.
         self.land_copies_of(now, *session);
@@ -136,6 +145,9 @@ impl Execute<DeregisterMr> for Worker {
     fn execute(&mut self, now: Instant, command: DeregisterMr) -> Execution<DeregisterMr> {
         self.ports.revoke_grants_by(command.mr);
         self.ports.send_commands(now);
+        if self.ports.has_insiders(command.session) {
+            return Execution::Again(command);
+        }
         let result = self.engine.deregister_mr(command.session, command.mr);
         Execution::unless_in_flight(command, result)
     }

@@ -49,6 +49,9 @@ impl Execute<ModifyQp> for Worker {
     fn execute(&mut self, now: Instant, command: ModifyQp) -> Execution<ModifyQp> {
         let ModifyQp { session, qp, attributes, mask } = &command;
         self.end_direct(*qp);
+        if self.ports.has_insiders(*session) {
+            return Execution::Again(command);
+        }
         let result = self.engine.modify_qp(&mut self.ports, now, *session, *qp, attributes, *mask);
         if let Ok(state) = result {
             self.handle_modified(*qp, state, *mask);
@@ -59,6 +62,10 @@ impl Execute<ModifyQp> for Worker {
 
 impl Execute<StepQp> for Worker {
     fn execute(&mut self, now: Instant, mut command: StepQp) -> Execution<StepQp> {
+        self.end_direct(command.changes.qp);
+        if self.ports.has_insiders(command.changes.session) {
+            return Execution::Again(command);
+        }
         match self.change_qp(now, &mut command.changes) {
             Poll::Ready(result) => Execution::done(result),
             Poll::Pending => Execution::Again(command),
@@ -68,6 +75,10 @@ impl Execute<StepQp> for Worker {
 
 impl Execute<PrepareQp> for Worker {
     fn execute(&mut self, now: Instant, mut command: PrepareQp) -> Execution<PrepareQp> {
+        self.end_direct(command.changes.qp);
+        if self.ports.has_insiders(command.changes.session) {
+            return Execution::Again(command);
+        }
         // A QP with copies in flight is no new QP: the library shall see.
         Execution::done(matches!(self.change_qp(now, &mut command.changes), Poll::Ready(Ok(_))))
     }
@@ -83,6 +94,9 @@ impl Execute<DestroyQp> for Worker {
     fn execute(&mut self, now: Instant, command: DestroyQp) -> Execution<DestroyQp> {
         let DestroyQp { session, qp, cookie } = command;
         self.end_direct(qp);
+        if self.ports.has_insiders(session) {
+            return Execution::Again(command);
+        }
         let result = self.engine.destroy_qp(&mut self.ports, now, session, qp);
         let result = result.map(|()| self.ports.remove_qp(qp, session, cookie));
         Execution::unless_in_flight(command, result)
@@ -152,6 +166,7 @@ impl Worker {
             return self.activate(id);
         }
         self.deactivate(id);
+        self.ports.expel(id);
         if let Some(qp) = self.ports.qps.get_mut(id) {
             qp.send.reset();
             qp.direct.begin_anew();
