@@ -532,6 +532,17 @@ def test_large_region_that_its_peers_leave(both):
     large(*both, harness.program("direct_large"))
 
 
+def test_atomics_are_done_once_whatever_ends_their_right(both):
+    """By processes with the direct path and without, on the same words."""
+    host, server, client = both
+    need(paths.set_path(host, "auto"), "the router does not take the data path")
+    before, words = host.status()["counters"], (PORT, ROUNDS, SEED)
+    program = harness.program("direct_atomics")
+    harness.in_two_containers(server, client, [program, "server", *words], [program, "client", "{ip}", *words], seconds=60 + ROUNDS)
+    grown = {name: value - before[name] for name, value in host.status()["counters"].items()}
+    need(0 < grown["direct_messages"] < grown["messages"], f"not by both paths: {grown}")
+
+
 @pytest.mark.parametrize("pages", ["64", "14"])
 def test_grant_of_a_block_that_is_not_whole_pages(both, pages):
     """Nothing beside the block is mapped by its peer, and the slow path is used a few times only: of a small block, too."""

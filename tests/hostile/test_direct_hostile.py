@@ -16,7 +16,8 @@ from harness.settings import FULL, ROOT
 
 SECONDS = 20 if FULL else 4
 # How a right ends: the owner's verbs, what becomes of the attacker's side, the policy. At last one that never was for writing.
-ENDS = ("dereg", "rereg", "qp-error", "qp-destroy", "peer-destroy", "peer-close", "policy", "read-only")
+ENDS = ("dereg", "rereg", "qp-error", "qp-destroy", "peer-destroy", "peer-close", "policy", "read-only",
+        "entered", "entered-qp")
 REFUSALS = ("refusals", "no-access")
 # Of the time that an owner has for a command, what the healthy pair runs meanwhile.
 BESIDE_SECONDS = 3

@@ -2,6 +2,7 @@
 #include "by_hand.h"
 
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <sys/un.h>
@@ -25,7 +26,7 @@ enum request {
     CONFIRM_REVOCATION = 44,
     BORROW_SEGMENT = 51,
 };
-enum { FAILED = 1 };
+enum { FAILED = 1, HEADER_BYTES = 256 };
 
 // Postcard: numbers are LEB128, an enum is its variant's number, then its fields. A byte or a bool is a number below
 // 128.
@@ -132,9 +133,12 @@ bool by_hand_create_qp(struct by_hand *hand) {
     // RC; the PD, both CQs; no SRQ, no XRC domain; capabilities; two flags; the cookie; no identifier.
     const uint64_t fields[] = {0, 1, hand->pd, 1, hand->cq, 1, hand->cq, 0, 0, 16, 16, 1, 1, 0, 1, 0, cookie++, 0};
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) put(&m, fields[i]);
-    if (!ask_handle(hand, &m, &hand->qp)) return false;
+    if (ask(hand, &m, &the_reply) != GOOD) return false;
+    hand->qp = take(&the_reply);
     hand->qpn = (uint32_t)take(&the_reply);
-    return true;
+    int fd = take_fd(&the_reply);
+    hand->rings = mmap(NULL, HEADER_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    return close(fd) == 0 && hand->rings != MAP_FAILED;
 }
 
 static void put_path(struct message *m, const union ibv_gid *peer) {
@@ -179,10 +183,10 @@ enum answer by_hand_destroy_qp(struct by_hand *hand) {
     return ask_plain(hand, &m);
 }
 
-enum answer by_hand_ask_grant(struct by_hand *hand, uint32_t rkey, uint64_t address, uint32_t length, bool writes,
+enum answer by_hand_ask_grant(struct by_hand *hand, uint32_t rkey, uint64_t address, uint32_t length, unsigned access,
                               struct granted *granted) {
     struct message m = begin(ASK_GRANT);
-    const uint64_t fields[] = {hand->qp, rkey, address, length, writes};
+    const uint64_t fields[] = {hand->qp, rkey, address, length, access};
     for (size_t i = 0; i < 5; i++) put(&m, fields[i]);
     enum answer answer = ask(hand, &m, &the_reply);
     if (answer == GOOD && granted) {

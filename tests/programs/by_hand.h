@@ -20,7 +20,12 @@ struct by_hand {
     int sock;
     uint64_t context, pd, cq, qp;
     uint32_t qpn;
+    uint8_t *rings; // of the QP: the header of the send queue
 };
+
+// Requests that a grant is for; places in the header of a send queue, and what stands in one of them.
+enum { FOR_READS, FOR_WRITES, FOR_ATOMICS, GRANT_KINDS, GRANTS_REVOKED = 12, ENTERED = 152 };
+#define INSIDE (1ull << 32)
 
 struct granted {
     uint64_t address, length, offset, bytes;
@@ -32,7 +37,7 @@ bool by_hand_open(struct by_hand *hand);
 bool by_hand_create_qp(struct by_hand *hand);
 bool by_hand_connect_qp(struct by_hand *hand, const union ibv_gid *peer, uint32_t qpn);
 enum answer by_hand_destroy_qp(struct by_hand *hand);
-enum answer by_hand_ask_grant(struct by_hand *hand, uint32_t rkey, uint64_t address, uint32_t length, bool writes,
+enum answer by_hand_ask_grant(struct by_hand *hand, uint32_t rkey, uint64_t address, uint32_t length, unsigned access,
                               struct granted *granted);
 // An owner's part. A segment's memfd; what the router shall know of it; a region; the command pipe.
 enum answer by_hand_create_segment(struct by_hand *hand, uint64_t bytes, uint64_t *segment, int *fd);

@@ -9,7 +9,8 @@
 //   direct_hostile churn PORT SECONDS                an owner with an attacker and an honest peer, by two connections
 //   direct_hostile honest IP PORT                    the honest peer of `churn`: WRITEs that are read back
 //
-// CASE says how the right ends (`cases`), or is `read-only`, `refusals` or `no-access`. Both ends keep step by `swap`.
+// CASE says how the right ends (`ends`; `entered`: while the attacker says that it does an atomic), or is
+// `read-only`, `refusals` or `no-access`. Both ends keep step by `swap`.
 #define _GNU_SOURCE
 #include "by_hand.h"
 #include "direct_attack.h"
@@ -179,7 +180,8 @@ static const struct end {
     const char *name;
     void (*by_owner)(struct endpoint *e); // else the attacker does it, or whoever started both
 } ends[] = {{"dereg", dereg},           {"rereg", rereg},        {"qp-error", to_error}, {"qp-destroy", destroy},
-            {"peer-destroy", NULL},     {"peer-close", NULL},    {"policy", NULL},       {"read-only", dereg}};
+            {"peer-destroy", NULL},     {"peer-close", NULL},    {"policy", NULL},       {"read-only", dereg},
+            {"entered", dereg},         {"entered-qp", to_error}};
 
 static const struct end *find_end(const char *name) {
     for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
@@ -253,8 +255,8 @@ static void connect_by_hand(struct attack *a, int sock) {
     must(meet(&side));
 }
 
-static enum answer ask(struct attack *a, bool writes, struct granted *granted) {
-    return by_hand_ask_grant(&a->hand, a->peer.rkey, a->peer.memory + 8, 16, writes, granted);
+static enum answer ask(struct attack *a, unsigned access, struct granted *granted) {
+    return by_hand_ask_grant(&a->hand, a->peer.rkey, a->peer.memory + 8, 16, access, granted);
 }
 
 static void take_booty(struct attack *a, bool writes) {
@@ -296,6 +298,17 @@ static void only_read(struct attack *a) {
     must(good);
 }
 
+// Says all the time that it does an atomic by the grants that it had first.
+static void *stay(void *argument) {
+    struct by_hand *hand = argument;
+    uint64_t inside = INSIDE | *(volatile uint32_t *)(hand->rings + GRANTS_REVOKED);
+    for (;;) {
+        __atomic_store_n((uint64_t *)(hand->rings + ENTERED), inside, __ATOMIC_SEQ_CST);
+        sched_yield();
+    }
+    return NULL;
+}
+
 static int attacker(const char *name, const char *ip, int port, const char *path) {
     struct attack a = {0};
     bool read_only = is(name, "read-only");
@@ -305,6 +318,8 @@ static int attacker(const char *name, const char *ip, int port, const char *path
     take_booty(&a, !read_only);
     must((a.colluder = colluder_meet(path)) >= 0 && colluder_give(a.colluder, &a.booty));
     if (!read_only) booty_hammer(&a.booty);
+    pthread_t staying;
+    if (!strncmp(name, "entered", 7)) must(!pthread_create(&staying, NULL, stay, &a.hand));
     for (int page = 0; page < PAGES && !read_only; page++)
         *(volatile uint64_t *)(a.booty.memory + page * PAGE + ATTACKER_AT) = 1;
     swap(a.sock, *(volatile uint64_t *)(a.booty.memory + OWNER_AT));
@@ -365,10 +380,10 @@ static int attacker_is_refused(const char *name, const char *ip, int port) {
                   {key, ~7ull, 16},         {key, at, 0},                 {key, 0, 8}};
     unsigned refused = 0;
     for (size_t i = 0; i < sizeof wishes / sizeof *wishes; i++)
-        for (int writes = 0; writes < 2; writes++, refused++)
-            must(by_hand_ask_grant(&a.hand, wishes[i].rkey, wishes[i].address, wishes[i].length, writes, NULL) == NOT_SUPPORTED);
+        for (unsigned access = 0; access < GRANT_KINDS; access++, refused++)
+            must(by_hand_ask_grant(&a.hand, wishes[i].rkey, wishes[i].address, wishes[i].length, access, NULL) == NOT_SUPPORTED);
     if (is(name, "no-access"))
-        for (int writes = 0; writes < 2; writes++, refused++) must(ask(&a, writes, NULL) == NOT_SUPPORTED);
+        for (unsigned access = 0; access < GRANT_KINDS; access++, refused++) must(ask(&a, access, NULL) == NOT_SUPPORTED);
     // A second QP at the same peer, which is not connected with it; one at a QP that there is not; one not connected.
     const uint32_t qpns[] = {a.peer.qpn, a.peer.qpn ^ 0x5555, 0};
     for (int i = 0; i < 3; i++, refused++) {
