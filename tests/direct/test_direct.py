@@ -225,7 +225,7 @@ def ping_long(host, server, client):
 REASONS = [
     (None, ["ib_send_lat", "-F", "-D", "60"], None),
     ("message over 256 KiB", ["ib_send_bw", "-F", "-s", "524288", "-D", "60"], None),
-    ("atomic operation", ["ib_atomic_bw", "-F", "-D", "60"], None),
+    (None, ["ib_atomic_bw", "-F", "-D", "60"], None),
     ("neither RC nor UC", ["ib_send_bw", "-c", "UD", "-F", "-D", "60"], None),
     (None, ["ib_write_bw", "-c", "UC", "-F", "-D", "60"], None),
     (None, ["ib_send_lat", "-c", "UC", "-F", "-D", "60"], None),
