@@ -221,8 +221,11 @@ impl Grants {
         result: OwnRange,
     ) -> bool {
         let GrantedRange { grant, offset } = place;
+        if !offset.is_multiple_of(size_of::<u64>()) {
+            // Regions may have their bytes at other addresses than requests name.
+            return false;
+        }
         let before = self.granted.once(ring.revocations(), ring.entered(), |table| {
-            // It refuses an address that is not aligned.
             let segment = &table.grants[grant].segment;
             let before = if request.opcode == SendOpcode::CompareSwap {
                 segment.compare_swap(offset, request.compare_add, request.swap)

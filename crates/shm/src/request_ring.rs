@@ -336,6 +336,8 @@ pub struct RequestConsumer {
     is_shared: bool,
     /// Requests were left to it since the last call of [`Self::was_skipped`].
     is_skipped: bool,
+    /// CLAIMED as last seen.
+    claimed: u32,
     /// `NOTIFIED` when last looked at.
     notified: u32,
     max_wr: u32,
@@ -362,6 +364,7 @@ impl RequestConsumer {
             cursor: TakeCursor::default(),
             is_shared: false,
             is_skipped: false,
+            claimed: 0,
             notified: 0,
             max_wr: max_wr.min(shape.slot_count),
             // One without RECVs numbers messages that take those of another queue: any number of them may
@@ -528,16 +531,27 @@ impl RequestConsumer {
 
     /// From now on the library takes RECVs too, until the next reset.
     pub fn share(&mut self) {
+        if !self.is_shared {
+            self.claimed = self.claimed();
+        }
         self.is_shared = true;
+    }
+
+    fn claimed(&self) -> u32 {
+        // Acquire; partner: the Release store in `RequestProducer::set_claimed`.
+        self.view.header::<{ queue::CLAIMED }>().load(Ordering::Acquire)
     }
 
     /// Goes on after those that the library has taken, so it says. → the next one.
     pub fn catch_up(&mut self) -> u32 {
-        // Acquire; partner: the Release store in `RequestProducer::set_claimed`.
-        let claimed = self.view.header::<{ queue::CLAIMED }>().load(Ordering::Acquire);
-        if self.is_shared && (claimed.wrapping_sub(self.cursor.position()) as i32) > 0 {
-            self.cursor.skip_to(claimed);
-            self.is_skipped = true;
+        let claimed = self.claimed();
+        // Only when it has changed: one that stays is on the other side of the circle of numbers one day.
+        if self.is_shared && claimed != self.claimed {
+            self.claimed = claimed;
+            if (claimed.wrapping_sub(self.cursor.position()) as i32) > 0 {
+                self.cursor.skip_to(claimed);
+                self.is_skipped = true;
+            }
         }
         self.cursor.position()
     }

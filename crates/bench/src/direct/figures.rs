@@ -52,7 +52,7 @@ fn latency() -> Vec<Figure> {
             value: Box::new(move |bench| {
                 let numbers = bench.perftest(program, bytes, &[])?;
                 let at = |index: usize| numbers.get(index).map(|microseconds| microseconds * 1e3);
-                // Half a round trip, which is one way.
+                // Half a round trip, which is one way; an atomic's figure is all of it.
                 Ok(Value { value: at(4).ok_or("no median")?, p10: None, p99: at(7) })
             }),
         }
@@ -61,6 +61,7 @@ fn latency() -> Vec<Figure> {
         one("ib_write_lat", "WRITE", 8, 4.0, 2.5),
         one("ib_write_lat", "WRITE", 64, 4.0, 2.5),
         one("ib_send_lat", "SEND", 64, 2.0, 1.6),
+        one("ib_atomic_lat", "FETCH_ADD", 8, 2.0, 1.6),
     ]
 }
 
@@ -82,6 +83,7 @@ fn rates() -> Vec<Figure> {
         // A completion of every message is polled, at both ends; by itself perftest asks for one of a hundred.
         one("ib_send_bw", "SEND", &["-Q", "1"], 0.09, 0.15),
         one("ib_write_bw", "WRITE", &[], 0.2, 0.3),
+        one("ib_atomic_bw", "FETCH_ADD", &["-o", "16"], 0.1, 0.2),
     ]
 }
 

@@ -194,17 +194,24 @@ impl Completer {
         let head = wire.requester.window.head().expect("an answer fits a message");
         let part = Part { pd: qp.sender_pd(), offset: u64::from(offset), bytes: payload.len() as u64 };
         if self.keys.gather(head.request.sges(), part, Access::LOCAL_WRITE, &mut self.to).is_err() {
+            self.let_run_go(id);
             let fault = Fault::new(CompletionStatus::LocalProtectionError, Syndrome::LocalKey);
             return self.fail_head(env, now, id, fault);
         }
         let from = Source { prefix: &[], body: SourceBody::Bytes(payload) };
         match env.copy(self.next_token(), from, &self.to, last) {
-            CopyOutcome::Done => self.answered(env, now, id, packets),
+            CopyOutcome::Done => {
+                self.let_run_go(id);
+                self.answered(env, now, id, packets);
+            }
             CopyOutcome::Pending => {
                 self.sender(id).writing = packets;
                 self.submit_wire(id, WireOperation::Result, None);
             }
-            CopyOutcome::Fault(_) => self.result_written(env, now, id, Err(MemorySide::Destination)),
+            CopyOutcome::Fault(_) => {
+                self.let_run_go(id);
+                self.result_written(env, now, id, Err(MemorySide::Destination));
+            }
         }
     }
 

@@ -168,13 +168,16 @@ impl Completer {
             wire.writing &= !kind.writes();
             if !goes_on {
                 wire.parked.clear();
-                wire.parked_bytes = 0;
+                (wire.parked_bytes, wire.landing_bytes) = (0, 0);
             }
         }
         if !goes_on {
             self.let_go(id, usize::MAX);
             self.push_ready(id);
             return None;
+        }
+        if kind.writes() && self.qp(id).wire.is_some() {
+            self.let_run_go(id);
         }
         Some(id)
     }

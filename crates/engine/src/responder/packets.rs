@@ -200,6 +200,7 @@ impl Responder {
             match self.completer.keys.resolve_remote(message.rkey, reach, address, bytes as u32, Access::REMOTE_WRITE) {
                 Ok(span) => self.completer.to.push(span),
                 Err(_) => {
+                    self.completer.let_run_go(id);
                     let refused = self.refuse(env, id, Nak::RemoteAccess(Syndrome::RemoteKey));
                     return self.turn_down(env, id, writing.first_psn(), refused);
                 }
@@ -255,12 +256,18 @@ impl Responder {
     ) {
         let source = Source { prefix: &[], body: SourceBody::Bytes(payload) };
         match env.copy(self.completer.next_token(), source, &self.completer.to, writing.opcode.ends()) {
-            CopyOutcome::Done => self.part_written(env, now, id, writing),
+            CopyOutcome::Done => {
+                self.completer.let_run_go(id);
+                self.part_written(env, now, id, writing);
+            }
             CopyOutcome::Pending => {
                 self.wire_mut(id).responder.writing = Some(writing);
                 self.completer.submit_wire(id, WireOperation::Payload, rkey);
             }
-            CopyOutcome::Fault(_) => self.write_failed(env, now, id, writing),
+            CopyOutcome::Fault(_) => {
+                self.completer.let_run_go(id);
+                self.write_failed(env, now, id, writing);
+            }
         }
     }
 

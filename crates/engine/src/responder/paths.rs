@@ -36,6 +36,7 @@ impl Responder {
             writing: false,
             parked: VecDeque::new(),
             parked_bytes: 0,
+            landing_bytes: 0,
             counters: WireCounters::default(),
             carriage: None,
         }));

@@ -66,12 +66,20 @@ impl Completer {
         run.add(payload, wire.parked_bytes.min(RUN_BYTES_MAX));
         let (held, payload_bytes) = (bytes.len(), payload.len() as u64);
         wire.parked_bytes -= held;
+        wire.landing_bytes += held + HELD_PACKET_BYTES;
         wire.parked.pop_front();
-        self.let_go(id, held + HELD_PACKET_BYTES);
         self.tally(id, |counters| {
             counters.packets_received += 1;
             counters.bytes_received += payload_bytes;
         });
         Some(header)
+    }
+
+    /// Packets that were taken with the one in hand are written, or won't be.
+    pub(crate) fn let_run_go(&mut self, id: QpId) {
+        let bytes = core::mem::take(&mut self.wire_mut(id).landing_bytes);
+        if bytes > 0 {
+            self.let_go(id, bytes);
+        }
     }
 }

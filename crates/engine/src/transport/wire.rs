@@ -43,6 +43,8 @@ pub(crate) struct Wire {
     pub writing: bool,
     pub parked: VecDeque<(Vec<u8>, IpInfo)>,
     pub parked_bytes: usize,
+    /// Bytes of those that are written with the packet in hand: they count as waiting until they are written.
+    pub landing_bytes: usize,
     pub counters: WireCounters,
     /// RC: for messages that go by a carrier instead.
     pub carriage: Option<Box<Carriage>>,

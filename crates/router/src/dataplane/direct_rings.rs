@@ -109,12 +109,11 @@ impl Worker {
 }
 
 impl Ports {
-    /// `msn`: of the next message. → how many direct rings of the sender were closed before.
+    /// → how many direct rings of the sender were closed before.
     pub(crate) fn open_direct_ring(
         &mut self,
         id: QpId,
         (to, srq): (QpId, Option<SrqId>),
-        msn: u32,
         descriptor: OwnedFd,
         charge: Charge,
     ) -> u32 {
@@ -136,7 +135,8 @@ impl Ports {
         let Some(qp) = self.qps.get_mut(id) else { return 0 };
         qp.direct.to = Some(to);
         qp.direct.pair = Some((to, incarnation));
-        qp.direct.msn = msn;
+        // Its library stores the number of the next message only when it has the answer; until then this is no news.
+        qp.direct.msn = qp.send.msn();
         qp.direct.direct_rings_closed
     }
 

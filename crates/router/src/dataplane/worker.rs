@@ -12,7 +12,6 @@ use crate::dataplane::event::{Event, SessionFailed, VnicFailed};
 use crate::dataplane::ports::{DoorbellTarget, Ports};
 use crate::dataplane::publishing::Publishing;
 use crate::dataplane::waiting::{Next, Waiting};
-use crate::memory::revoking::ATOMIC_TIME_MAX;
 use crate::memory::slow_path::Finished;
 use crate::memory::transfers::Arrival;
 use freeflow_engine::{CqId, Engine, QpId, ReceiveQueueId, SessionId, VnicId};
@@ -150,7 +149,7 @@ impl Worker {
         self.ports.resumed_at = now;
         let until = now + self.ports.grants.time_max;
         self.ports.grants.leaving.postpone(until);
-        self.ports.grants.leaving.postpone_atomics(now + ATOMIC_TIME_MAX);
+        self.ports.grants.leaving.insiders.postpone(now);
     }
 
     /// Takes what other threads left; whether there is something.
@@ -351,7 +350,7 @@ impl Worker {
         if self.ports.grants.leaving.insiders.is_empty() {
             return;
         }
-        for id in self.ports.grants.leaving.late_atomics(now) {
+        for id in self.ports.grants.leaving.insiders.take_late(now) {
             self.engine.fail_direct(&mut self.ports, id);
             self.ports.expel(id);
         }

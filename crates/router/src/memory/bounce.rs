@@ -10,8 +10,8 @@
 //! its spans. So what a vNIC holds of the router's heap follows from [`BOUNCE_BYTES_MAX`], not from
 //! how many queue pairs it has.
 //!
-//! Payload that is no tenant's memory (a packet, inline data) is as long as a packet at most, can't
-//! wait, and is not counted.
+//! Payload that is no tenant's memory is not counted here, and can't wait: inline data or a packet, which are as long
+//! as a packet at most; packets of a QP that waited and are written at once, which the engine counts until they are.
 use crate::dataplane::bursts::Burst;
 use crate::memory::transfers::Way;
 use freeflow_engine::{Span, Token, VnicId};

@@ -7,9 +7,9 @@ use crate::dataplane::slow_path_counts::QpSlowPath;
 use crate::dataplane::worker::Worker;
 use crate::memory::blocking_memory::BlockingMemory;
 use crate::memory::grants::{GrantRequest, Verdict};
+use crate::memory::insiders::ATOMIC_TIME_MAX;
 use crate::memory::lease::SegmentLease;
 use crate::memory::page_table::{Origin, PageTable};
-use crate::memory::revoking::ATOMIC_TIME_MAX;
 use freeflow_engine::{AtomicOutcome, PdId, QpId, QpInit, SessionId, Span, SpanRegion, Token, VnicCounters};
 use freeflow_protocol::admin::DataPath;
 use freeflow_protocol::library::GrantAccess;
@@ -503,7 +503,7 @@ fn a_pause_of_the_router_counts_for_no_atomic() {
     let mut rig = Rig::new();
     end_while_inside(&mut rig);
     let late = Instant(monotonic_ns()) + ATOMIC_TIME_MAX;
-    rig.worker.ports.grants.leaving.postpone_atomics(late + ATOMIC_TIME_MAX);
+    rig.worker.ports.grants.leaving.insiders.postpone(late);
     rig.worker.turn(late);
     assert!(rig.worker.ports.has_insiders(rig.owner) && !rig.has_command());
 }

@@ -17,6 +17,7 @@ pub mod freezer;
 pub mod granting;
 pub mod grants;
 pub mod hand_over;
+mod insiders;
 pub mod lease;
 pub mod page_table;
 pub mod postponed;

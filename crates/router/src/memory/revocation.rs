@@ -9,7 +9,7 @@
 //! so loses its session.
 //!
 //! An atomic that a library does by a grant when that ends is waited for: it counts, and must then be in what
-//! the owner takes back. Until it is done ([`Insider`]) the segment stays in the page table, so that the router's own
+//! the owner takes back. Until it is done (`insiders`) the segment stays in the page table, so that the router's own
 //! atomics are of the same kind, no command is written, and the owner's verb is not answered. Whoever takes too long
 //! for one loses the QP: in ERROR it reports no success, and nothing of it is done again.
 //!
@@ -23,7 +23,7 @@ use crate::dataplane::event_pipes::Sent;
 use crate::dataplane::ports::Ports;
 use crate::memory::grants::{Exposed, Name};
 use crate::memory::page_table::Origin;
-use crate::memory::revoking::{ATOMIC_TIME_MAX, Held, Insider};
+use crate::memory::revoking::Held;
 use freeflow_engine::{MrId, QpId, SessionId};
 use freeflow_protocol::library::{COMMAND_BYTES, COMMAND_REVOKE, EVENT_BYTES};
 use freeflow_shm::pause;
@@ -52,6 +52,9 @@ impl Ports {
         qp.direct.grants_revoked = qp.direct.grants_revoked.wrapping_add(1);
         qp.send.set_grants_revoked(qp.direct.grants_revoked);
         let Some(atomic) = qp.send.entered() else { return };
+        if self.grants.leaving.insiders.knows(owner, id, atomic) {
+            return;
+        }
         // An atomic takes a moment, unless its thread does not run.
         for _ in 0..INSIDER_LOOKS {
             if !qp.send.is_inside(atomic) {
@@ -59,8 +62,9 @@ impl Ports {
             }
             pause();
         }
-        let until = self.now + ATOMIC_TIME_MAX;
-        self.grants.leaving.insiders.push(Insider { owner, qp: id, atomic, until });
+        if let Some(session) = self.sessions.get(qp.session) {
+            self.grants.leaving.insiders.add(owner, (id, session.vnic), atomic, self.now);
+        }
     }
 
     /// An atomic that the QP's library does now never counts: for a QP that reports no success any more.
@@ -69,12 +73,12 @@ impl Ports {
         if let Some(qp) = self.qps.get(id) {
             qp.send.expel();
         }
-        self.grants.leaving.insiders.retain(|insider| insider.qp != id);
+        self.grants.leaving.insiders.remove(id);
     }
 
     /// Whether a verb of this session has to wait: an atomic may still change memory of it by a right that has ended.
     pub(crate) fn has_insiders(&self, owner: SessionId) -> bool {
-        self.grants.leaving.has_insiders(owner)
+        self.grants.leaving.insiders.has(owner)
     }
 
     /// Notifies all grantees of a segment.
@@ -128,6 +132,11 @@ impl Ports {
         }
     }
 
+    /// Nothing of a segment that its owner takes back is granted any longer.
+    pub(crate) fn recall_segment(&mut self, name: Name) {
+        self.recall(name);
+    }
+
     /// Its owner has taken a segment back, or takes it back, as a whole.
     pub(crate) fn forget_grants_of(&mut self, name: Name) {
         self.recall(name);
@@ -148,7 +157,12 @@ impl Ports {
         for name in self.grants.of_owner(owner) {
             self.forget_grants_of(name);
         }
-        self.grants.leaving.forget_owner(owner);
+        // Its library may go on for longer than they were waited for.
+        for id in self.grants.leaving.forget_owner(owner) {
+            if let Some(qp) = self.qps.get(id) {
+                qp.send.expel();
+            }
+        }
     }
 
     /// A process takes back the parts of segments between these addresses. Those who were granted
@@ -210,7 +224,7 @@ impl Ports {
     fn send_commands_now(&mut self, now: Instant) {
         let qps = &self.qps;
         // One of a QP that is gone was expelled.
-        let is_inside = |insider: &Insider| qps.get(insider.qp).is_some_and(|qp| qp.send.is_inside(insider.atomic));
+        let is_inside = |id, atomic| qps.get(id).is_some_and(|qp| qp.send.is_inside(atomic));
         self.grants.leaving.insiders.retain(is_inside);
         for held in self.grants.leaving.take_released() {
             self.begin_leaving(&held);

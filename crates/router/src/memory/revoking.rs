@@ -1,9 +1,9 @@
 //! Segments that processes have to take back, and until when; and atomics by grants that are waited for before.
 use crate::memory::grants::Name;
+use crate::memory::insiders::Insiders;
 use crate::memory::share_commands::ShareCommand;
 use freeflow_engine::{QpId, SessionId};
 use freeflow_shm::Segment;
-use freeflow_shm::revocation::Entered;
 use freeflow_verbs::{Duration, Instant};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -13,21 +13,6 @@ pub(crate) const COMMAND_INTERVAL: Duration = Duration::from_millis(10);
 
 /// How soon an atomic is looked at again.
 const LOOK_INTERVAL: Duration = Duration::from_millis(1);
-/// A library that does an atomic for longer loses its QP. A process that works stands still for less: in a freeze
-/// window, or when its cgroup has used up its share of the processors. As long as the worst of its memory that
-/// blocks a copy may hold up the same verbs.
-pub(crate) const ATOMIC_TIME_MAX: Duration = Duration::from_millis(2_000);
-
-/// An atomic that was being done when the grant ended by which it is done.
-pub(crate) struct Insider {
-    /// The owner of the memory that it changes.
-    pub(crate) owner: SessionId,
-    pub(crate) qp: QpId,
-    pub(crate) atomic: Entered,
-    /// Until when its library may take for it.
-    pub(crate) until: Instant,
-}
-
 /// A revoked segment that an atomic may still change.
 pub(crate) struct Held {
     pub(crate) name: Name,
@@ -47,7 +32,7 @@ pub(crate) struct Leaving {
     /// Until when a process that has just carried out one command has time for its others.
     pub(crate) renewed: BTreeMap<SessionId, Instant>,
     /// Atomics that are waited for, and the segments that wait for those of their owner.
-    pub(crate) insiders: Vec<Insider>,
+    pub(crate) insiders: Insiders,
     pub(crate) held: Vec<Held>,
     /// Memory that processes shall share.
     pub(crate) wanted: Vec<ShareCommand>,
@@ -81,35 +66,19 @@ impl Leaving {
         }
     }
 
-    /// No atomic is late before `until`.
-    pub(crate) fn postpone_atomics(&mut self, until: Instant) {
-        for insider in &mut self.insiders {
-            insider.until = until.max(insider.until);
-        }
-    }
-
-    /// Whether atomics are being done in a process' memory whose right to it has ended.
-    pub(crate) fn has_insiders(&self, owner: SessionId) -> bool {
-        self.insiders.iter().any(|insider| insider.owner == owner)
-    }
-
-    /// QPs whose library takes too long for an atomic.
-    pub(crate) fn late_atomics(&self, now: Instant) -> Vec<QpId> {
-        self.insiders.iter().filter(|insider| insider.until <= now).map(|insider| insider.qp).collect()
-    }
-
     /// Segments that wait for no atomic any more.
     pub(crate) fn take_released(&mut self) -> Vec<Held> {
         let insiders = &self.insiders;
-        let is_free = |held: &mut Held| insiders.iter().all(|insider| insider.owner != held.name.0);
+        let is_free = |held: &mut Held| !insiders.has(held.name.0);
         self.held.extract_if(.., is_free).collect()
     }
 
-    pub(crate) fn forget_owner(&mut self, owner: SessionId) {
+    /// A process ends. → the QPs whose atomics are waited for no longer.
+    pub(crate) fn forget_owner(&mut self, owner: SessionId) -> Vec<QpId> {
         self.segments.retain(|name, _| name.0 != owner);
         self.renewed.remove(&owner);
-        self.insiders.retain(|insider| insider.owner != owner);
         self.held.retain(|held| held.name.0 != owner);
+        self.insiders.forget_owner(owner)
     }
 
     /// The next that was not confirmed in time.

@@ -7,7 +7,8 @@ use freeflow_verbs::{
     VerbsError,
 };
 
-const RIGHTS: Access = Access(Access::LOCAL_WRITE.0 | Access::REMOTE_WRITE.0);
+const RIGHTS: Access =
+    Access(Access::LOCAL_WRITE.0 | Access::REMOTE_WRITE.0 | Access::REMOTE_READ.0 | Access::REMOTE_ATOMIC.0);
 
 /// RESET to RTS.
 fn connect(client: &Client, qp: &Qp, peer: (&Client, u32)) {
@@ -162,8 +163,12 @@ fn a_failed_send_ends_what_is_direct() {
     assert_eq!(rig.open(), Ok((0, 0)));
     let (qp, rkey, address) = (rig.pair.a_qp.handle, rig.to.mr.rkey, rig.to.address);
     let ask = |access| Request::AskGrant { qp, rkey, address, length: 8, access };
-    assert_eq!(rig.pair.a.refused(&ask(GrantAccess::Read)), VerbsError::NotSupported, "UC has no READ");
-    assert!(matches!(rig.pair.a.ask_fds(&ask(GrantAccess::Write)), (Reply::Grant { grants_revoked: 0, .. }, fds) if fds.len() == 1));
+    for access in [GrantAccess::Read, GrantAccess::Atomic] {
+        assert_eq!(rig.pair.a.refused(&ask(access)), VerbsError::NotSupported, "UC has no {access:?}");
+    }
+    assert!(
+        matches!(rig.pair.a.ask_fds(&ask(GrantAccess::Write)), (Reply::Grant { grants_revoked: 0, .. }, fds) if fds.len() == 1)
+    );
     let mut wrong = rig.from.sge(0, 64);
     wrong.lkey ^= 0x5a5a00;
     rig.pair.a.post_send(&mut rig.pair.a_qp, &request(SendOpcode::Send, &[wrong]));

@@ -103,7 +103,9 @@ impl Data {
         let (head, window) = (self.head, self.window);
         let at = |first| Some(Place { first, units, window });
         let Some(&(_, tail)) = self.placed.front() else {
-            return if units <= window { at(0) } else { self.grown(0, units) };
+            // Nothing is in the ring: short messages need no more than ever.
+            let window = if LONG_AT_ONCE * units <= UNITS_OF_SHORT { window.min(UNITS_OF_SHORT) } else { window };
+            return if units <= window { Some(Place { first: 0, units, window }) } else { self.grown(0, units) };
         };
         let is_open = self.grown_at.is_some();
         let end = if is_open || head > tail { window } else { tail };
@@ -267,5 +269,21 @@ mod tests {
         }
         assert_eq!(filled(256 << 10), (UNIT_COUNT, 4));
         assert_eq!(filled((64 << 10) + 1).0, 512 << 10 >> 6);
+    }
+
+    #[test]
+    fn short_messages_use_little_again() {
+        let mut data = Data::default();
+        for number in 0..4 {
+            let place = data.place(256 << 10).unwrap();
+            data.take(place, number);
+        }
+        data.note_freed(3);
+        assert_eq!(data.place(4096).unwrap().window, UNIT_COUNT, "a long one is in the ring");
+        data.note_freed(4);
+        let place = data.place(4096).unwrap();
+        assert_eq!((place.first, place.window), (0, UNITS_OF_SHORT));
+        data.take(place, 4);
+        assert_eq!(data.window, UNITS_OF_SHORT);
     }
 }

@@ -17,7 +17,7 @@ impl Execute<OpenDirectRing> for Worker {
             Err(error) => return Execution::refused(command, error),
         };
         let direct_rings_closed =
-            self.ports.open_direct_ring(id, (to, self.engine.srq_of(to)), msn, command.copy, command.charge);
+            self.ports.open_direct_ring(id, (to, self.engine.srq_of(to)), command.copy, command.charge);
         let msn = command.is_numbered.then_some(msn);
         let (credit_count, takes_writes) = (self.credit_count(to), self.engine.takes_writes(to));
         Execution::done(Ok(DirectRingTerms { credit_count, direct_rings_closed, takes_writes, msn }))

@@ -28,10 +28,11 @@ impl Execute<DestroySegment> for Worker {
         if mapped_at.is_none() && entry.memory.has(segment) {
             return Execution::refused(command, VerbsError::Busy);
         }
-        self.ports.forget_grants_of((*session, *handle));
+        self.ports.recall_segment((*session, *handle));
         if self.ports.has_insiders(*session) {
             return Execution::Again(command);
         }
+        self.ports.forget_grants_of((*session, *handle));
         self.ports.settle(*session);
         let Some(entry) = self.ports.sessions.get_mut(*session) else {
             return Execution::refused(command, VerbsError::DeviceFatal);
