@@ -183,9 +183,9 @@ def ping(host):
         need([qp["name"] for qp in report["qps"]] == ["one", "two"], f"{report}")
         # Most find their way past the router; now and then one does not.
         need(all(way["path"] in ("direct", "partly") and way["direct_count"] > 150 for way in report["ways"]), f"{report}")
-        text = host.freeflow("ping", "one", "two", "-s", "131072", "-c", "20")
-        need("20 round trips of 131072 bytes" in text and "median" in text, text)
-        need("path: one to two routed (message over 64 KiB), back routed (message over 64 KiB)" in text, text)
+        text = host.freeflow("ping", "one", "two", "-s", "524288", "-c", "20")
+        need("20 round trips of 524288 bytes" in text and "median" in text, text)
+        need("path: one to two routed (message over 256 KiB), back routed (message over 256 KiB)" in text, text)
         host.freeflow("network", "set", "default", "--data-path", "routed")
         text = host.freeflow("ping", "one", "two", "-c", "1")
         need("routed (policy), back routed (policy)" in text, text)

@@ -224,8 +224,11 @@ static int owner(const char *name, int listener) {
     if (read_only) stand(memory, side.sock);
     swap(side.sock, 0); // they write all the time
     printf("granted\n");
+    uint64_t begin = now_ns();
     if (end->by_owner) end->by_owner(&e);
     must(!end->by_owner || !shared_bytes(memory)); // its own verb returns when that is done
+    // Not before the one who says that it does an atomic is expelled, and no longer.
+    if (!strncmp(name, "entered", 7)) must(now_ns() - begin >= 1500000000u && now_ns() - begin < 10000000000u);
     unsigned ms = until_private(memory);
     for (int round = 0; round < ROUNDS; round++) stand(memory, side.sock);
     swap(side.sock, 0); // they have asked once more
