@@ -66,24 +66,26 @@ fn latency() -> Vec<Figure> {
 }
 
 fn rates() -> Vec<Figure> {
-    let one = |program: &'static str, group: &'static str, more: &'static [&'static str], floor: f64, aim: f64| {
-        let what = [&[group, "64 B,", program], more].concat().join(" ");
+    type Called = (&'static str, usize, &'static [&'static str]);
+    let one = |(program, bytes, more): Called, group: &'static str, floor: f64, aim: f64| {
+        let length = format!("{},", size(bytes));
+        let what = [&[group, &length, program], more].concat().join(" ");
         Figure {
             wanted: Wanted { group, what, limit: ring::HEAD_TAIL, unit: "M/s", floor, aim },
             limit: Box::new(|bench| {
                 ring::head_tail(RING_MESSAGES / bench.effort.limits.divisor as u64).map_err(failed)
             }),
             value: Box::new(move |bench| {
-                let numbers = bench.perftest(program, 64, more)?;
+                let numbers = bench.perftest(program, bytes, more)?;
                 numbers.get(4).copied().map(Value::of).ok_or_else(|| "no rate".to_owned())
             }),
         }
     };
     vec![
         // A completion of every message is polled, at both ends; by itself perftest asks for one of a hundred.
-        one("ib_send_bw", "SEND", &["-Q", "1"], 0.09, 0.15),
-        one("ib_write_bw", "WRITE", &[], 0.2, 0.3),
-        one("ib_atomic_bw", "FETCH_ADD", &["-o", "16"], 0.1, 0.2),
+        one(("ib_send_bw", 64, &["-Q", "1"]), "SEND", 0.09, 0.15),
+        one(("ib_write_bw", 64, &[]), "WRITE", 0.2, 0.3),
+        one(("ib_atomic_bw", 8, &["-o", "16"]), "FETCH_ADD", 0.1, 0.2),
     ]
 }
 
