@@ -177,9 +177,14 @@ impl Outgoing {
     ) -> bool {
         let Some(payload) = Payload::of(request, context, &mut self.keys) else { return false };
         let Some(place) = self.grants.find(context, ring, request, payload.bytes) else { return false };
+        self.may_reach(context, ring, returned, payload.bytes) && self.grants.reach(context, ring, place, &payload)
+    }
+
+    /// Whether a request of so many bytes may be carried out now in memory that was granted.
+    #[inline(always)] // as a part of `reach`
+    fn may_reach(&mut self, context: &QpContext<'_>, ring: &RequestProducer, returned: u32, bytes: u32) -> bool {
         context.session.is_surely_alive()
-            && (self.is_ours || self.is_drained(ring, returned, payload.bytes) && self.grants.are_current(ring))
-            && self.grants.reach(context, ring, place, &payload)
+            && (self.is_ours || self.is_drained(ring, returned, bytes) && self.grants.are_current(ring))
     }
 
     /// An atomic. The router finds what is wrong with one that has another result than eight bytes in one piece.
@@ -198,8 +203,7 @@ impl Outgoing {
         let result = context.session.regions.resolve(&mut self.keys, sge, context.pd, Access::LOCAL_WRITE);
         let Some(result) = result else { return false };
         let Some(place) = self.grants.find(context, ring, request, ATOMIC_BYTES) else { return false };
-        context.session.is_surely_alive()
-            && (self.is_ours || self.is_drained(ring, returned, ATOMIC_BYTES) && self.grants.are_current(ring))
+        self.may_reach(context, ring, returned, ATOMIC_BYTES)
             && self.grants.change(context, ring, place, request, result)
     }
 

@@ -199,19 +199,17 @@ impl Completer {
             return self.fail_head(env, now, id, fault);
         }
         let from = Source { prefix: &[], body: SourceBody::Bytes(payload) };
-        match env.copy(self.next_token(), from, &self.to, last) {
-            CopyOutcome::Done => {
-                self.let_run_go(id);
-                self.answered(env, now, id, packets);
-            }
+        let outcome = env.copy(self.next_token(), from, &self.to, last);
+        if outcome != CopyOutcome::Pending {
+            self.let_run_go(id);
+        }
+        match outcome {
+            CopyOutcome::Done => self.answered(env, now, id, packets),
             CopyOutcome::Pending => {
                 self.sender(id).writing = packets;
                 self.submit_wire(id, WireOperation::Result, None);
             }
-            CopyOutcome::Fault(_) => {
-                self.let_run_go(id);
-                self.result_written(env, now, id, Err(MemorySide::Destination));
-            }
+            CopyOutcome::Fault(_) => self.result_written(env, now, id, Err(MemorySide::Destination)),
         }
     }
 

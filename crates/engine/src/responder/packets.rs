@@ -255,19 +255,17 @@ impl Responder {
         rkey: Option<u32>,
     ) {
         let source = Source { prefix: &[], body: SourceBody::Bytes(payload) };
-        match env.copy(self.completer.next_token(), source, &self.completer.to, writing.opcode.ends()) {
-            CopyOutcome::Done => {
-                self.completer.let_run_go(id);
-                self.part_written(env, now, id, writing);
-            }
+        let outcome = env.copy(self.completer.next_token(), source, &self.completer.to, writing.opcode.ends());
+        if outcome != CopyOutcome::Pending {
+            self.completer.let_run_go(id);
+        }
+        match outcome {
+            CopyOutcome::Done => self.part_written(env, now, id, writing),
             CopyOutcome::Pending => {
                 self.wire_mut(id).responder.writing = Some(writing);
                 self.completer.submit_wire(id, WireOperation::Payload, rkey);
             }
-            CopyOutcome::Fault(_) => {
-                self.completer.let_run_go(id);
-                self.write_failed(env, now, id, writing);
-            }
+            CopyOutcome::Fault(_) => self.write_failed(env, now, id, writing),
         }
     }
 

@@ -81,8 +81,8 @@ impl Ports {
         self.grants.leaving.insiders.has(owner)
     }
 
-    /// Notifies all grantees of a segment.
-    fn recall(&mut self, name: Name) {
+    /// Notifies all grantees of a segment: nothing of it is granted any longer.
+    pub(crate) fn recall(&mut self, name: Name) {
         let grantees = self.grants.get(name).map(|exposed| exposed.grantees.keys().copied().collect::<Vec<_>>());
         for id in grantees.unwrap_or_default() {
             self.note_revoked(name.0, id);
@@ -132,14 +132,8 @@ impl Ports {
         }
     }
 
-    /// Nothing of a segment that its owner takes back is granted any longer.
-    pub(crate) fn recall_segment(&mut self, name: Name) {
-        self.recall(name);
-    }
-
-    /// Its owner has taken a segment back, or takes it back, as a whole.
+    /// After [`Self::recall`]: its owner has taken a segment back, or takes it back, as a whole.
     pub(crate) fn forget_grants_of(&mut self, name: Name) {
-        self.recall(name);
         self.forget(name);
         self.grants.leaving.segments.remove(&name);
         self.grants.leaving.held.retain(|held| held.name != name);
@@ -155,6 +149,7 @@ impl Ports {
     /// A process ends: there is nobody to command.
     pub(crate) fn forget_grants_of_session(&mut self, owner: SessionId) {
         for name in self.grants.of_owner(owner) {
+            self.recall(name);
             self.forget_grants_of(name);
         }
         // Its library may go on for longer than they were waited for.

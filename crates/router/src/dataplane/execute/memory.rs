@@ -28,7 +28,7 @@ impl Execute<DestroySegment> for Worker {
         if mapped_at.is_none() && entry.memory.has(segment) {
             return Execution::refused(command, VerbsError::Busy);
         }
-        self.ports.recall_segment((*session, *handle));
+        self.ports.recall((*session, *handle));
         if self.ports.has_insiders(*session) {
             return Execution::Again(command);
         }
