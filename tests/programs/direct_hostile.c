@@ -228,7 +228,10 @@ static int owner(const char *name, int listener) {
     if (end->by_owner) end->by_owner(&e);
     must(!end->by_owner || !shared_bytes(memory)); // its own verb returns when that is done
     // Not before the one who says that it does an atomic is expelled, and no longer.
-    if (!strncmp(name, "entered", 7)) must(now_ns() - begin >= 1500000000u && now_ns() - begin < 10000000000u);
+    uint64_t took = now_ns() - begin;
+    bool in_time = took >= 1500000000u && took < 10000000000u;
+    if (!strncmp(name, "entered", 7) && !in_time) fprintf(stderr, "  its verb took %lu ms\n", took / 1000000);
+    must(strncmp(name, "entered", 7) || in_time);
     unsigned ms = until_private(memory);
     for (int round = 0; round < ROUNDS; round++) stand(memory, side.sock);
     swap(side.sock, 0); // they have asked once more
@@ -322,7 +325,10 @@ static int attacker(const char *name, const char *ip, int port, const char *path
     must((a.colluder = colluder_meet(path)) >= 0 && colluder_give(a.colluder, &a.booty));
     if (!read_only) booty_hammer(&a.booty);
     pthread_t staying;
-    if (!strncmp(name, "entered", 7)) must(!pthread_create(&staying, NULL, stay, &a.hand));
+    if (!strncmp(name, "entered", 7)) {
+        must(!pthread_create(&staying, NULL, stay, &a.hand));
+        while (!(__atomic_load_n((uint64_t *)(a.hand.rings + ENTERED), __ATOMIC_ACQUIRE) & INSIDE)) usleep(100);
+    }
     for (int page = 0; page < PAGES && !read_only; page++)
         *(volatile uint64_t *)(a.booty.memory + page * PAGE + ATTACKER_AT) = 1;
     swap(a.sock, *(volatile uint64_t *)(a.booty.memory + OWNER_AT));
