@@ -337,6 +337,25 @@ fn rnr_retry_exceeded_after_the_count_of_the_qp() {
 }
 
 #[test]
+fn a_receiver_that_takes_receives_past_the_engine_is_waited_for() {
+    let mut net = Net::new();
+    let (a, b) = net.pair(QpType::Uc);
+    net.post_send(&a, request(1, Op::Send, &[a.sge(0, 8)]));
+    net.settle();
+    assert_eq!(net.statuses(&a), [(1, Status::Success)], "nobody is seen to post RECVs: lost at once");
+    assert_eq!(net.engine.vnic_counters(b.vnic).unwrap().receives_missing, 1);
+
+    net.world.taken_past.insert(b.receive_queue());
+    net.post_send(&a, request(2, Op::Send, &[a.sge(0, 8)]));
+    net.settle();
+    assert_eq!(net.statuses(&a), []);
+    net.post_receive(&b, 7, &[b.sge(0, 8)]);
+    assert!(net.expire());
+    assert_eq!((net.statuses(&a), net.statuses(&b)), (vec![(2, Status::Success)], vec![(7, Status::Success)]));
+    assert_eq!(net.engine.vnic_counters(b.vnic).unwrap().receives_missing, 1);
+}
+
+#[test]
 fn rnr_retry_seven_waits_for_ever_and_a_late_receive_wakes() {
     let mut net = Net::new();
     let (a, b) = (net.end(QpType::Rc), net.end(QpType::Rc));

@@ -57,7 +57,7 @@ pub(crate) struct Worker {
     pub(crate) waiting: Waiting,
     pub(crate) publishing: Publishing,
     /// By when it meant to run again.
-    due_at: Instant,
+    pub(crate) due_at: Instant,
     pub stopping: bool,
 }
 

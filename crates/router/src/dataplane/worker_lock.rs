@@ -61,6 +61,8 @@ impl InlineWorker for Worker {
 
     fn run_inline(&mut self, submission: Submission) -> bool {
         let now = Instant(freeflow_shm::monotonic_ns());
+        // The worker may not have run for as long, and somebody else's time be up by that.
+        self.note_pause(now);
         self.ports.now = now;
         self.queued_commands.push_back(submission);
         self.run_commands(now);

@@ -116,6 +116,16 @@ fn a_command_is_done_while_the_worker_sleeps_and_does_not_wake_it() {
 }
 
 #[test]
+fn a_pause_of_the_router_is_noted_by_who_runs_first() {
+    let rig = Rig::new();
+    let now = Instant(monotonic_ns());
+    rig.with(|worker| worker.due_at = Instant(now.0 - 3_000_000_000));
+    rig.hand_over(rig.plain(1));
+    assert_eq!(rig.done(), [1]);
+    assert!(rig.with(|worker| worker.ports.resumed_at) >= now, "nobody's time is up by it");
+}
+
+#[test]
 fn who_is_awake_does_its_commands_itself() {
     let rig = Rig::new();
     rig.handle.waker.set_sleeping(false);

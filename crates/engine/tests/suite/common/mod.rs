@@ -60,6 +60,8 @@ pub struct World {
     pub sends: HashMap<QpId, Ring<SendRequest>>,
     pub receives: HashMap<ReceiveQueueId, Ring<ReceiveRequest>>,
     pub wanted: HashSet<ReceiveQueueId>,
+    /// Queues of which a RECV was taken past the engine.
+    pub taken_past: HashSet<ReceiveQueueId>,
     pub completions: HashMap<CqId, VecDeque<Completion>>,
     pub cq_room: HashMap<CqId, usize>,
     pub events: Vec<(AsyncEventKind, EventTarget)>,
@@ -192,6 +194,10 @@ impl Queues for World {
             assert!(!self.without_rings.contains(&qp), "a target QP has no receive queue");
         }
         take(self.receives.get_mut(&queue), into)
+    }
+
+    fn receives_were_taken(&mut self, queue: ReceiveQueueId) -> bool {
+        self.taken_past.remove(&queue)
     }
 
     fn srq_pending(&mut self, srq: SrqId) -> u32 {
