@@ -7,7 +7,7 @@ use crate::payload::{Payload, QpContext};
 use freeflow_protocol::FEATURE_DIRECT_ATOMICS;
 use freeflow_protocol::library::{GrantAccess, REQUEST_BYTES, Reply, Request};
 use freeflow_shm::revocation::Granted;
-use freeflow_shm::{OwnRange, RequestProducer, Segment, SendDescriptor};
+use freeflow_shm::{OwnMemory, OwnRange, RequestProducer, Segment, SendDescriptor};
 use freeflow_verbs::{SendOpcode, VerbsError};
 use std::os::fd::AsFd;
 
@@ -108,7 +108,7 @@ impl GrantTable {
             if let Some(offset) = offset {
                 return Some(GrantedRange { grant: self.last, offset });
             }
-            if !self.turn(request, access) {
+            if !self.turn((request.rkey, access, request.remote_address)) {
                 return None;
             }
         }
@@ -116,8 +116,7 @@ impl GrantTable {
 
     /// The last one becomes the only one that can have this place. False: it is that already.
     #[cold]
-    fn turn(&mut self, request: &SendDescriptor<'_>, access: GrantAccess) -> bool {
-        let wanted = (request.rkey, access, request.remote_address);
+    fn turn(&mut self, wanted: (u32, GrantAccess, u64)) -> bool {
         let at = self.grants.partition_point(|grant| grant.order() <= wanted).saturating_sub(1);
         std::mem::replace(&mut self.last, at) != at
     }
@@ -168,12 +167,14 @@ impl Grants {
         let access = GrantAccess::of(request.opcode)?;
         let place = self.granted.table_mut().place(request, access, bytes);
         if place.is_none() {
-            self.key_use(context, ring, request, access, bytes);
+            // Copies: so no other request is ever made in memory.
+            self.key_use(&{ *context }, ring, &{ *request }, access, bytes);
         }
         place
     }
 
     /// Nothing was taken back so far.
+    #[inline]
     pub fn are_current(&self, ring: &RequestProducer) -> bool {
         self.granted.is_current(ring.revocations())
     }
@@ -185,7 +186,7 @@ impl Grants {
         context: &QpContext<'_>,
         ring: &mut RequestProducer,
         place: GrantedRange,
-        payload: &Payload<'_>,
+        payload: Payload<'_>,
     ) -> bool {
         let GrantedRange { grant, offset } = place;
         let mut is_write = false;
@@ -195,7 +196,7 @@ impl Grants {
             if is_write {
                 write(context, segment, offset, payload)
             } else {
-                read(context, segment, offset, payload.ranges())
+                read(context, segment, offset, payload.ranges)
             }
         });
         if counts && context.session.is_surely_alive() {
@@ -324,22 +325,22 @@ impl Grants {
 }
 
 #[inline]
-fn write(context: &QpContext<'_>, segment: &Segment, offset: usize, payload: &Payload<'_>) -> bool {
+fn write(context: &QpContext<'_>, segment: &Segment, offset: usize, payload: Payload<'_>) -> bool {
     if !payload.inline.is_empty() {
         return segment.write(offset, payload.inline, true).is_ok();
     }
-    if let [range] = payload.ranges() {
+    if let [range] = payload.ranges {
         return context.own.copy_in(*range, segment, offset, true);
     }
-    write_several(context, segment, offset, payload)
+    write_several(context.own, segment, offset, payload.ranges)
 }
 
 #[inline(never)]
-fn write_several(context: &QpContext<'_>, segment: &Segment, offset: usize, payload: &Payload<'_>) -> bool {
+fn write_several(own: OwnMemory, segment: &Segment, offset: usize, ranges: &[OwnRange]) -> bool {
     let mut at = offset;
-    let last = payload.ranges().len() - 1;
-    for (index, range) in payload.ranges().iter().enumerate() {
-        if !context.own.copy_in(*range, segment, at, index == last) {
+    let last = ranges.len() - 1;
+    for (index, range) in ranges.iter().enumerate() {
+        if !own.copy_in(*range, segment, at, index == last) {
             return false;
         }
         at += range.bytes as usize;
@@ -352,14 +353,14 @@ fn read(context: &QpContext<'_>, segment: &Segment, offset: usize, ranges: &[Own
     if let [range] = ranges {
         return context.own.copy_out(segment, offset, *range);
     }
-    read_several(context, segment, offset, ranges)
+    read_several(context.own, segment, offset, ranges)
 }
 
 #[inline(never)]
-fn read_several(context: &QpContext<'_>, segment: &Segment, offset: usize, ranges: &[OwnRange]) -> bool {
+fn read_several(own: OwnMemory, segment: &Segment, offset: usize, ranges: &[OwnRange]) -> bool {
     let mut at = offset;
     for range in ranges {
-        if !context.own.copy_out(segment, at, *range) {
+        if !own.copy_out(segment, at, *range) {
             return false;
         }
         at += range.bytes as usize;

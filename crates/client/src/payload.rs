@@ -18,49 +18,57 @@ pub(crate) struct QpContext<'a> {
     pub own: OwnMemory,
 }
 
+/// Room for the entries of a list.
+pub(crate) type Ranges = [OwnRange; RANGES_MAX];
+
+pub(crate) const NO_RANGES: Ranges = [OwnRange { address: 0, bytes: 0 }; RANGES_MAX];
+
 /// A request's own memory, checked.
+#[derive(Clone, Copy)]
 pub(crate) struct Payload<'a> {
     pub inline: &'a [u8],
-    ranges: [OwnRange; RANGES_MAX],
-    count: usize,
+    pub ranges: &'a [OwnRange],
     pub bytes: u32,
 }
 
 impl<'a> Payload<'a> {
-    pub const NOTHING: Self =
-        Self { inline: &[], ranges: [OwnRange { address: 0, bytes: 0 }; RANGES_MAX], count: 0, bytes: 0 };
+    pub const NOTHING: Self = Self { inline: &[], ranges: &[], bytes: 0 };
 
-    #[inline(always)] // most have one, which is known then
-    pub fn ranges(&self) -> &[OwnRange] {
-        &self.ranges[..self.count]
-    }
-
-    /// `None`: the router says what is wrong, if anything is.
+    /// `None`: the router says what is wrong, if anything is. The entries are put into `room`.
     #[inline(always)] // for the one range that most have
-    pub fn of(request: &SendDescriptor<'a>, context: &QpContext<'_>, keys: &mut Cache) -> Option<Self> {
-        let mut payload = Self::NOTHING;
+    pub fn of(
+        request: &SendDescriptor<'a>,
+        context: &QpContext<'_>,
+        keys: &mut Cache,
+        room: &'a mut Ranges,
+    ) -> Option<Self> {
         if let Some(inline) = request.inline {
-            (payload.inline, payload.bytes) = (inline, inline.len() as u32);
-            return Some(payload);
+            return Some(Self { inline, ranges: &[], bytes: inline.len() as u32 });
         }
         let needed = if request.opcode == SendOpcode::RdmaRead { Access::LOCAL_WRITE } else { Access(0) };
-        let [sge] = request.sges else { return Self::of_several(request.sges, needed, context, keys) };
-        if sge.length > 0 {
-            payload.ranges[0] = context.session.regions.resolve(keys, sge, context.pd, needed)?;
-            (payload.count, payload.bytes) = (1, sge.length);
+        let [sge] = request.sges else { return Self::of_several(request.sges, needed, &{ *context }, keys, room) };
+        if sge.length == 0 {
+            return Some(Self::NOTHING);
         }
-        Some(payload)
+        room[0] = context.session.regions.resolve(keys, sge, context.pd, needed)?;
+        Some(Self { inline: &[], ranges: &room[..1], bytes: sge.length })
     }
 
     #[inline(never)]
-    fn of_several(sges: &[Sge], needed: Access, context: &QpContext<'_>, keys: &mut Cache) -> Option<Self> {
-        let mut payload = Self::NOTHING;
+    fn of_several(
+        sges: &[Sge],
+        needed: Access,
+        context: &QpContext<'_>,
+        keys: &mut Cache,
+        room: &'a mut Ranges,
+    ) -> Option<Self> {
+        let (mut count, mut bytes) = (0, 0_u32);
         for sge in sges.iter().filter(|sge| sge.length > 0) {
             let range = context.session.regions.resolve(keys, sge, context.pd, needed)?;
-            *payload.ranges.get_mut(payload.count)? = range;
-            payload.count += 1;
-            payload.bytes = payload.bytes.checked_add(range.bytes)?;
+            *room.get_mut(count)? = range;
+            count += 1;
+            bytes = bytes.checked_add(range.bytes)?;
         }
-        Some(payload)
+        Some(Self { inline: &[], ranges: &room[..count], bytes })
     }
 }

@@ -66,6 +66,7 @@ impl PostingOrder {
         }
     }
 
+    #[inline]
     pub fn add_direct(&self) {
         // Release; partner: the Acquire load in `of_ring`.
         self.others.store(self.others().wrapping_add(1), Ordering::Release);

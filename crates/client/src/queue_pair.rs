@@ -372,7 +372,7 @@ impl SendBatch<'_> {
             outgoing.note_routed(request, position, signaled);
             self.rings.posting_order.keep_near(ring.position());
         }
-        self.side.ring.publish_send(request);
+        self.side.ring.publish_send(&{ *request });
         self.posted = true;
         self.note_post();
         Ok(())
@@ -465,7 +465,7 @@ pub fn check_send(
     request: &SendDescriptor<'_>,
 ) -> Result<(), VerbsError> {
     let opcode = request.opcode;
-    let allowed = matches!(qp_type, QpType::Rc | QpType::XrcSend) || allows(qp_type, opcode);
+    let allowed = allows(qp_type, opcode);
     let fits = match request.inline {
         Some(payload) if opcode.is_send() || opcode.is_write() => {
             payload.len() <= capabilities.max_inline_data as usize
@@ -480,16 +480,26 @@ pub fn check_send(
     }
 }
 
-/// Opcodes of the transports other than RC.
+/// Whether a transport has an opcode.
+#[inline]
 fn allows(qp_type: QpType, opcode: SendOpcode) -> bool {
-    match qp_type {
-        QpType::Rc | QpType::XrcSend => true,
-        QpType::Uc => {
-            opcode.is_write() || opcode.is_local() || (opcode.is_send() && opcode != SendOpcode::SendWithInvalidate)
+    /// A bit for each opcode.
+    const fn set(opcodes: &[SendOpcode]) -> u32 {
+        match opcodes {
+            [first, others @ ..] => 1 << *first as u32 | set(others),
+            [] => 0,
         }
-        QpType::Ud => matches!(opcode, SendOpcode::Send | SendOpcode::SendWithImmediate),
-        QpType::XrcReceive => false,
     }
+    const DATAGRAMS: u32 = set(&[SendOpcode::Send, SendOpcode::SendWithImmediate]);
+    const WRITES: u32 = set(&[SendOpcode::RdmaWrite, SendOpcode::RdmaWriteWithImmediate]);
+    const LOCAL: u32 = set(&[SendOpcode::LocalInvalidate, SendOpcode::BindWindow]);
+    let opcodes = match qp_type {
+        QpType::Rc | QpType::XrcSend => u32::MAX,
+        QpType::Uc => DATAGRAMS | WRITES | LOCAL,
+        QpType::Ud => DATAGRAMS,
+        QpType::XrcReceive => 0,
+    };
+    opcodes >> opcode as u32 & 1 != 0
 }
 
 /// Posts to a receive queue; dropping it rings the doorbell once.
