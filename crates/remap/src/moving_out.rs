@@ -166,9 +166,10 @@ impl Table {
         let is_shown = |piece: &PageMove, area: &Area, address| {
             arenas.iter().any(|arena| arena.has_mirror_of(piece) && arena.shows(piece, area, address))
         };
-        let mut is_refused = false;
         // Partial pages join the memory beside the region, and whole ones between them both ends.
         for (pieces, holds_more) in [(&mut partial, true), (&mut whole, false)] {
+            // Of this kind: what keeps partial pages where they are need not keep whole ones.
+            let mut is_refused = false;
             let mut left = &mut pieces[..];
             while !left.is_empty() && !is_refused {
                 let (batch, rest) = left.split_at_mut(count_in_window(left, maps));
