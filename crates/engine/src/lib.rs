@@ -80,9 +80,7 @@ pub use environment::{
 pub use fabric::{Destination, HostId, IpInfo, PacketHead, Path, PeerAnswer, PeerInfo, TransmitOutcome};
 pub use id::{AhId, ContextId, CqId, MrId, MwId, PdId, QpId, ReceiveQueueId, SessionId, SrqId, VnicId, XrcdId};
 pub use interface::{MrKeys, Progress, QpInit, Refusal, SessionObjects};
-pub use limits::{
-    CHUNK_BYTES_MAX, REQUESTS_PER_RUN_MAX, UD_MESSAGE_BYTES_MAX, grant_qp_capabilities, grant_srq_attributes,
-};
+pub use limits::{CHUNK_BYTES_MAX, REQUESTS_PER_RUN_MAX, grant_qp_capabilities, grant_srq_attributes};
 pub use multicast::GroupChange;
 pub use networks::{RefusalCounts, Refused};
 pub use random::Seed;
@@ -91,6 +89,6 @@ pub use snapshot::{SNAPSHOT_VERSION, SnapshotError};
 pub use states::{Transition, modify_is_allowed, transition};
 pub use syndrome::Syndrome;
 pub use transport::{CarrierState, Drops, HostStatus, QpWireStatus, WireCounters, management_head};
-pub use ud::GRH_BYTES;
-pub use verbs::{Grantable, NotDirect, NotGrantable, QpStatus};
+pub use ud::{GRH_BYTES, UD_MESSAGE_BYTES_MAX};
+pub use verbs::{DatagramPeer, Grantable, NotDirect, NotGrantable, QpStatus};
 pub use violation::{Violation, ViolationKind};

@@ -13,8 +13,6 @@ pub const REQUESTS_PER_RUN_MAX: u32 = 64;
 pub(crate) const FLUSHES_PER_TURN_MAX: u32 = 64;
 /// How often one XRC target QP may be open: each opener is notified of its events.
 pub(crate) const OPENS_PER_QP_MAX: usize = 1024;
-/// One UD message, bytes: the port's MTU.
-pub const UD_MESSAGE_BYTES_MAX: u64 = 4096;
 /// Bytes of an atomic operation.
 pub(crate) const ATOMIC_BYTES: u64 = 8;
 /// The vNIC's only port.

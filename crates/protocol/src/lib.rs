@@ -50,11 +50,16 @@ pub const FEATURE_NUMBERED_DIRECT_RINGS: u64 = 1 << 1;
 /// has announced one (`ENTERED` in the header of its send queue).
 pub const FEATURE_DIRECT_ATOMICS: u64 = 1 << 2;
 
+/// Feature bit: the router takes [`library::Request::OpenDatagramRing`] and
+/// [`library::Request::AcceptDatagramRing`].
+pub const FEATURE_DIRECT_DATAGRAMS: u64 = 1 << 3;
+
 /// Versions and features of this release on library and admin sockets. Enums of messages grow at
 /// the end only, and a new variant is sent only after its feature bit was agreed on.
 pub const PROTOCOL: Offer = Offer { features: FEATURES, ..Offer::only(1) };
 
-const FEATURES: u64 = FEATURE_BORROWED_SEGMENTS | FEATURE_NUMBERED_DIRECT_RINGS | FEATURE_DIRECT_ATOMICS;
+const FEATURES: u64 =
+    FEATURE_BORROWED_SEGMENTS | FEATURE_NUMBERED_DIRECT_RINGS | FEATURE_DIRECT_ATOMICS | FEATURE_DIRECT_DATAGRAMS;
 
 /// Firewall mark (SO_MARK) of RoCEv2 packets that a router sends: no other packet to that port
 /// leaves a host. It keeps clear of the bits that kube-proxy, Cilium, Calico, AWS' CNI and

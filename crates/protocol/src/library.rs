@@ -10,8 +10,9 @@ use crate::cm::{CmReply, CmRequest, CmStep};
 use crate::version::{Agreement, Offer, VersionRange};
 use alloc::string::String;
 use freeflow_verbs::{
-    Access, AddressHandleAttributes, DeviceAttributes, FileIdentity, Gid, PathMtu, QpAttributeMask, QpAttributes,
-    QpCapabilities, QpState, QpType, RegionChange, SendOpcode, SrqAttributes, VerbsError, WindowKind, XrcdOpenFlags,
+    Access, AddressHandleAttributes, DeviceAttributes, FileIdentity, Gid, GlobalRoute, PathMtu, QpAttributeMask,
+    QpAttributes, QpCapabilities, QpState, QpType, RegionChange, SendOpcode, SrqAttributes, VerbsError, WindowKind,
+    XrcdOpenFlags,
 };
 use serde::{Deserialize, Serialize};
 
@@ -257,7 +258,21 @@ pub enum Request {
     /// `NumberedDirect` + 1 descriptor. Only after
     /// [`FEATURE_NUMBERED_DIRECT_RINGS`](crate::FEATURE_NUMBERED_DIRECT_RINGS) was agreed on.
     OpenNumberedDirectRing { qp: Handle },
+    /// A direct ring from a UD QP to the QP on this host that datagrams with this address handle, remote QPN and
+    /// Q_Key come to. `place`: which of the sender's rings it is, below [`DATAGRAM_RINGS_MAX`]; one that is there is
+    /// closed. It is open while the send queue's header has the bit of this place, and takes datagrams once the
+    /// receiver's process has accepted it. → `DatagramRing` + 1 descriptor: the ring's segment. Busy: not now (a QP
+    /// is not in a state for it, or the receiver has as many rings). NotSupported: not to this destination, not
+    /// with this Q_Key, or not by this network's policy. Only after
+    /// [`FEATURE_DIRECT_DATAGRAMS`](crate::FEATURE_DIRECT_DATAGRAMS) was agreed on.
+    OpenDatagramRing { qp: Handle, ah: Handle, remote_qpn: u32, qkey: u32, place: u32 },
+    /// The oldest ring of datagrams to this QP that was not accepted yet. → `IncomingDatagramRing` + 1
+    /// descriptor. NotFound: there is none. Only after the same.
+    AcceptDatagramRing { qp: Handle },
 }
+
+/// Direct rings from one UD QP, and to one.
+pub const DATAGRAM_RINGS_MAX: u32 = 64;
 
 /// Parameters that make an SRQ one for XRC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -334,6 +349,21 @@ pub enum Reply {
     /// Like `Direct`. `msn`: the RECV that the next message takes, and what the send queue has to say of
     /// it from now on.
     NumberedDirect { segment_bytes: u64, credit_count: u32, direct_rings_closed: u32, takes_writes: bool, msn: u32 },
+    /// The ring, empty.
+    DatagramRing { segment_bytes: u64 },
+    /// `place`: which of the receiver's rings it is; it is open while the receive queue's header has the bit of this
+    /// place. `offer`: its number among all that led to this QP. What a receiver must not take from the sender:
+    /// `source_qpn`, `source` (its GID) and `route` (of its address handle). `first`: what the router delivered of this
+    /// sender before the ring was opened took RECVs before this one, and nothing that it delivers later does.
+    IncomingDatagramRing {
+        segment_bytes: u64,
+        place: u32,
+        offer: u32,
+        source_qpn: u32,
+        source: Gid,
+        route: GlobalRoute,
+        first: u32,
+    },
 }
 
 /// The beginning of a session.

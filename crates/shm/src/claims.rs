@@ -55,6 +55,12 @@ pub fn claim(owner: &AtomicU32, position: u32, taker: Taker) -> bool {
     false
 }
 
+/// `taker` gives back the RECV at `position`, which it has not used: whoever claims it next has it.
+pub fn unclaim(owner: &AtomicU32, position: u32, taker: Taker) {
+    // Relaxed, both: as in `claim`. If it fails the word is not what honest sides store.
+    let _ = owner.compare_exchange(owned(position, taker), 0, Ordering::Relaxed, Ordering::Relaxed);
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
@@ -72,6 +78,18 @@ mod tests {
             // A lap late.
             assert!(!claim(&owner, position, Taker::Library) && !claim(&owner, position, Taker::Router));
             assert!(claim(&owner, next, Taker::Router));
+        }
+    }
+
+    #[test]
+    fn what_is_given_back_has_one_taker_again() {
+        for position in [0, 64, (1 << 30) - 1, u32::MAX] {
+            let owner = AtomicU32::new(0);
+            assert!(claim(&owner, position, Taker::Router) && !claim(&owner, position, Taker::Library));
+            unclaim(&owner, position, Taker::Library);
+            assert!(!claim(&owner, position, Taker::Library), "only who has it gives it back");
+            unclaim(&owner, position, Taker::Router);
+            assert!(claim(&owner, position, Taker::Library) && !claim(&owner, position, Taker::Router));
         }
     }
 }

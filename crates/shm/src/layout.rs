@@ -3,7 +3,7 @@
 //!
 //! Two sides share each segment: the *library* (in the container, hostile until proven otherwise)
 //! and the *router*. Every word has exactly one writer, named here,
-//! but for `ENTERED`. Either side keeps private
+//! but for `ENTERED`, and the bits of doorbells and of rings to be notified. Either side keeps private
 //! cursors; shared words are only ever loaded once, checked, and used from the copy.
 //!
 //! ```text
@@ -42,7 +42,7 @@
 //! **Generations.** `GRANTS_REVOKED` of a send queue grows whenever memory granted to it is taken
 //! back. Who copied looks at it afterwards, and leaves the request to the router if it has changed.
 //! Who does an atomic looks before, between storing `ENTERED` and taking that back; the router waits
-//! for the latter. It is the one word of a queue that two sides store.
+//! for the latter. That and `RINGS_NOTIFIED` are the words of a queue's header that two sides store.
 //! `DIRECT_RINGS_CLOSED` is the same for its direct ring, but is looked at before: what is in a
 //! direct ring stays there for the receiver.
 //!
@@ -151,12 +151,22 @@ pub mod queue {
 
     /// u32, library: messages put into direct rings since the last reset. Send queues.
     pub const RING_MESSAGES: usize = 144;
+    /// u32, router: rings of datagrams that were opened to this QP, free-running. Receive queues of UD QPs.
+    pub const RINGS_OFFERED: usize = 148;
     /// u64, library: not 0 while it does an atomic by a grant; the router may expel it. Send queues. See
     /// [`crate::revocation`].
     pub const ENTERED: usize = 152;
+    /// u64, router: a bit for each ring of datagrams that is open, by its place. Both queues of UD QPs.
+    pub const RINGS_OPEN: usize = 160;
+    /// u64, library sets bits, router swaps to 0: rings of datagrams with a message of which the receiver wants to be
+    /// notified, by their places. Send queues of UD QPs.
+    pub const RINGS_NOTIFIED: usize = 168;
+    /// The same for a solicited one.
+    pub const RINGS_SOLICITED: usize = 176;
     /// u64 each, library: what was carried out past the router since the queue was made, also over
-    /// resets. Send queues. SENDs and WRITEs, their payload and the packets that a wire would need
-    /// for it; READs and atomics, and the same of what they brought.
+    /// resets. Send queues; receive queues of UD QPs: what was taken out of direct rings, as SENDs. SENDs
+    /// and WRITEs, their payload and the packets that a wire would need for it; READs and atomics, and the same
+    /// of what they brought.
     pub const DIRECT_SENDS: usize = 192;
     pub const DIRECT_WRITES: usize = 200;
     pub const DIRECT_READS: usize = 208;
@@ -302,7 +312,7 @@ pub mod descriptor {
     pub const LENGTH: usize = 0;
     /// u32: position + 1; stored last.
     pub const SEQUENCE: usize = 4;
-    /// u32: the RECV that it takes.
+    /// u32: the RECV that it takes. A datagram: how often the sender has come back to the ring.
     pub const MSN: usize = 8;
     /// u32: immediate, network byte order as posted.
     pub const IMMEDIATE: usize = 12;

@@ -48,6 +48,22 @@ impl OwnMemory {
         true
     }
 
+    /// Copies bytes to one of the program's ranges, as far as it reaches.
+    #[inline]
+    pub fn put(self, from: &[u8], to: OwnRange) {
+        let bytes = from.len().min(to.bytes as usize);
+        // SAFETY: the range is writable by the contract of `OwnMemory::promised`.
+        unsafe { copy_bytes(from.as_ptr(), pointer(to.address), bytes, false) };
+    }
+
+    /// Appends the bytes of one of the program's ranges.
+    pub fn append_to(self, into: &mut Vec<u8>, from: OwnRange) {
+        let (before, bytes) = (into.len(), from.bytes as usize);
+        into.resize(before + bytes, 0);
+        // SAFETY: the range is readable by the contract of `OwnMemory::promised`.
+        unsafe { copy_bytes(pointer(from.address), into[before..].as_mut_ptr(), bytes, false) };
+    }
+
     /// Stores a value in one of the program's ranges of eight bytes. False: it has another length.
     #[inline]
     pub fn store(self, value: u64, to: OwnRange) -> bool {
@@ -63,4 +79,22 @@ impl OwnMemory {
 
 fn pointer(address: u64) -> *mut u8 {
     ptr::with_exposed_provenance_mut(address as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_go_to_a_range_and_come_back() {
+        let mut memory = [7_u8; 8];
+        let address = memory.as_mut_ptr().expose_provenance() as u64;
+        // SAFETY: the ranges are those of `memory`.
+        let own = unsafe { OwnMemory::promised() };
+        own.put(&[1, 2, 3, 4], OwnRange { address: address + 1, bytes: 3 });
+        let mut read = vec![9];
+        own.append_to(&mut read, OwnRange { address, bytes: 5 });
+        assert_eq!(read, [9, 7, 1, 2, 3, 7]);
+        assert_eq!(memory, [7, 1, 2, 3, 7, 7, 7, 7]);
+    }
 }

@@ -6,7 +6,7 @@
 //!
 //! Invariant: what [`RequestConsumer`] fills in is within the limits of [`SendRequest`] and
 //! [`ReceiveRequest`] and of the granted capabilities, whatever the slot holds.
-use crate::claims::{Taker, claim};
+use crate::claims::{Taker, claim, unclaim};
 use crate::handshake::{announce, announced};
 use crate::layout::{QueueShape, SGE_BYTES, direct_ring, queue, slot};
 use crate::revocation::{Entered, entered, expel, is_inside, revoke};
@@ -19,6 +19,8 @@ use freeflow_verbs::{
     INLINE_BYTES_MAX, PathMtu, QpType, ReceiveRequest, SGE_COUNT_MAX, SendFlags, SendOpcode, SendRequest, Sge,
 };
 use std::sync::Arc;
+
+mod datagram_rings;
 
 const WORD_BYTES: usize = 8;
 const SGE_WORDS: usize = SGE_BYTES / WORD_BYTES;
@@ -623,6 +625,20 @@ impl RequestConsumer {
         let count = notified.wrapping_sub(std::mem::replace(&mut self.notified, notified));
         let solicited = self.view.header::<{ queue::NOTIFIED_SOLICITED }>().load(Ordering::Relaxed);
         (count != 0).then(|| (count, notified.wrapping_sub(solicited) < count))
+    }
+
+    /// The RECV at this position, the last that was taken, was not used: it is taken again, by whoever comes first.
+    /// False: another one was taken since.
+    pub fn put_back(&mut self, position: u32) -> bool {
+        if self.cursor.position() != position.wrapping_add(1) {
+            return false;
+        }
+        self.cursor.skip_to(position);
+        if self.is_shared {
+            unclaim(self.view.owner(position), position, Taker::Router);
+        }
+        self.store_taken();
+        true
     }
 
     /// The library's tally of requests that it carried out on the direct path, since the queue was

@@ -23,6 +23,7 @@ extern crate alloc;
 mod access;
 mod attributes;
 mod completion;
+pub mod datagram;
 mod error;
 mod event;
 mod id;

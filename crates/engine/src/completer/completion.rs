@@ -10,8 +10,8 @@ use crate::objects::CqState;
 use crate::qp::{Claim, Drain, SendPhase, Teardown};
 use crate::{Environment, EventTarget, Fetch, Progress, QpId, ReceiveQueueId, Syndrome};
 use freeflow_verbs::{
-    AsyncEventKind, Completion, CompletionFlags, CompletionOpcode, CompletionStatus, Instant, QpState, SendFlags,
-    SendOpcode, SendRequest,
+    AsyncEventKind, Completion, CompletionFlags, CompletionOpcode, CompletionStatus, Instant, QpState, QpType,
+    SendFlags, SendOpcode, SendRequest,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,9 +48,7 @@ impl Completer {
         if self.qp(id).service.is_reliable() {
             self.enter_error(env, id);
         } else if self.qp(id).state() != QpState::Error {
-            if self.qp(id).is_connected_service() {
-                env.revoke_direct(id);
-            }
+            env.revoke_direct(id);
             let qp = self.qp_mut(id);
             qp.attributes.state = QpState::SqError;
             qp.send.drain = Drain::None;
@@ -179,7 +177,7 @@ impl Completer {
     pub(crate) fn drop_request<E: Environment>(&mut self, env: &mut E, id: QpId) {
         self.timers.cancel(id);
         self.stop_waiting(env, id);
-        self.release_claim(id);
+        self.release_claim(env, id);
         let send = &mut self.qp_mut(id).send;
         send.phase = SendPhase::Idle;
         send.moved = 0;
@@ -192,21 +190,30 @@ impl Completer {
 
     /// A RECV that this requester's message claimed and did not consume is the next message's.
     #[inline]
-    pub(crate) fn release_claim(&mut self, id: QpId) {
+    pub(crate) fn release_claim<E: Environment>(&mut self, env: &mut E, id: QpId) {
         if let Some(responder) = self.qp(id).send.responder {
-            self.release_claim_of(responder, id);
+            self.release_claim_of(env, responder, id);
         }
     }
 
-    pub(crate) fn release_claim_of(&mut self, responder: QpId, id: QpId) {
+    pub(crate) fn release_claim_of<E: Environment>(&mut self, env: &mut E, responder: QpId, id: QpId) {
         let Some(peer) = self.qps.get_mut(responder) else { return };
         if peer.receive.claim == Claim::By(id) {
-            peer.receive.claim = Claim::Held;
+            self.keep_receive(env, responder);
+            let peer = self.qp(responder);
             if peer.state() == QpState::Error {
                 self.push_ready(responder);
             }
             self.wake_waiters(responder);
         }
+    }
+
+    /// The RECV in hand was not used: the next message takes it.
+    pub(crate) fn keep_receive<E: Environment>(&mut self, env: &mut E, id: QpId) {
+        let qp = self.qp_mut(id);
+        let may_put_back = qp.service == QpType::Ud && qp.srq.is_none();
+        let is_put_back = may_put_back && env.put_back_receive(id, qp.receive.request.ring_position);
+        qp.receive.claim = if is_put_back { Claim::None } else { Claim::Held };
     }
 
     /// SQ_DRAINED, if the last request before the drain is over (IBTA 11.6.3.3).
@@ -267,7 +274,7 @@ impl Completer {
     /// The next member has the message, or will never get it. After the last one the request is
     /// done.
     pub(crate) fn member_done<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId) {
-        self.release_claim(id);
+        self.release_claim(env, id);
         let send = &mut self.qp_mut(id).send;
         send.responder = None;
         send.moved = 0;

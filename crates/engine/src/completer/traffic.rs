@@ -110,6 +110,12 @@ impl Completer {
 impl Engine {
     /// Counts what a QP did past the router, for its vNIC and for its peer's. Either may be gone.
     pub fn count_direct(&mut self, from: VnicId, to: VnicId, traffic: &DirectTraffic) {
+        self.count_direct_sent(from, traffic);
+        self.count_direct_received(to, traffic);
+    }
+
+    /// The same for its own vNIC.
+    pub fn count_direct_sent(&mut self, from: VnicId, traffic: &DirectTraffic) {
         if let Some(vnic) = self.requester.responder.completer.vnics.get_mut(from) {
             let counters = &mut vnic.counters;
             let messages = traffic.messages();
@@ -124,6 +130,10 @@ impl Engine {
             }
             traffic.count(&mut counters.sent, &mut counters.received);
         }
+    }
+
+    /// The same for its peer's.
+    pub fn count_direct_received(&mut self, to: VnicId, traffic: &DirectTraffic) {
         if let Some(vnic) = self.requester.responder.completer.vnics.get_mut(to) {
             let counters = &mut vnic.counters;
             traffic.count(&mut counters.received, &mut counters.sent);
@@ -134,7 +144,7 @@ impl Engine {
     }
 
     /// The same for the QP itself, and for its peer. Either may be gone.
-    pub fn count_direct_of_qps(&mut self, from: QpId, to: Option<QpId>, traffic: &DirectTraffic) {
+    pub fn count_direct_of_qps(&mut self, from: Option<QpId>, to: Option<QpId>, traffic: &DirectTraffic) {
         let messages = traffic.messages();
         let count = |qp: &mut QueuePair, out: u64, back: u64, sent: u64, received: u64| {
             let of_qp = &mut qp.traffic;
@@ -148,7 +158,7 @@ impl Engine {
                 add_reported(direct, more);
             }
         };
-        if let Some(qp) = self.requester.responder.completer.qps.get_mut(from) {
+        if let Some(qp) = from.and_then(|from| self.requester.responder.completer.qps.get_mut(from)) {
             count(qp, traffic.sent_bytes, traffic.read_bytes, messages, 0);
         }
         if let Some(qp) = to.and_then(|to| self.requester.responder.completer.qps.get_mut(to)) {

@@ -44,6 +44,12 @@ pub trait Queues {
         false
     }
 
+    /// A RECV that was fetched from a UD QP's own queue was not used: it is fetched again. False: the engine keeps it
+    /// for the next datagram. (Others may take RECVs of that queue, and then must not wait for one.)
+    fn put_back_receive(&mut self, _qp: QpId, _ring_position: u32) -> bool {
+        false
+    }
+
     /// A message of a UC QP is lost that would have taken a RECV of the peer: the sender's number of
     /// messages is no number of RECVs any more.
     fn message_lost(&mut self, _qp: QpId) {}

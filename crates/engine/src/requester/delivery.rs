@@ -198,7 +198,7 @@ impl Requester {
 
     /// The responder went away before it could acknowledge.
     fn lost<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId) -> Turn {
-        self.responder.completer.release_claim(id);
+        self.responder.completer.release_claim(env, id);
         if let Some(responder) = self.qp_mut(id).send.responder.take()
             && self.responder.find_responder(id) == Some(responder)
             && !self.responder.completer.queue_is_there(self.qp(responder))
@@ -378,7 +378,7 @@ impl Requester {
                 self.push_ready(responder);
             }
             if is_orphan {
-                self.responder.completer.release_claim_of(responder, requester);
+                self.responder.completer.release_claim_of(env, responder, requester);
             }
         }
         if is_orphan {

@@ -272,7 +272,7 @@ impl Responder {
             }
             // Class D: as if the message had never come.
             (false, None) => {
-                qp.receive.claim = Claim::Held;
+                self.completer.keep_receive(env, responder);
                 self.completer.wake_waiters(responder);
                 Err(Rejection::Dropped)
             }

@@ -1,18 +1,21 @@
 //! Which QPs may reach each other past the router: what the engine knows of it. Whether they may,
 //! policy says.
-use crate::arrival::{needs_depth, remote_right};
-use crate::environment::Environment;
+use crate::arrival::{effective_qkey, needs_depth, remote_right};
+use crate::environment::{AuthorizationRequest, Environment, Subject, TrafficKind};
 use crate::keys::{Backing, KeyHolder};
+use crate::policy::{EXTERNAL_GID_INDEX, network_behind};
 use crate::qp::{Claim, SendPhase};
 use crate::{CqId, Engine, EventTarget, MrId, QpId, SessionId, SrqId};
 use core::fmt;
-use freeflow_verbs::{Access, AsyncEventKind, QpState, QpType, SendOpcode};
+use freeflow_verbs::{Access, AsyncEventKind, Gid, GlobalRoute, QpState, QpType, Qpn, SendOpcode};
 
 /// Why the messages of a QP go through the router.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotDirect {
-    /// Only RC and UC QPs do without it.
+    /// XRC.
     Type,
+    /// To a group.
+    Multicast,
     /// It is not ready to send, or its peer not to receive.
     State,
     /// Its peer is on another host.
@@ -24,12 +27,26 @@ pub enum NotDirect {
 impl fmt::Display for NotDirect {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Type => "neither RC nor UC",
+            Self::Type => "XRC",
+            Self::Multicast => "multicast",
             Self::State => "not connected",
             Self::OtherHost => "peer on another host",
             Self::NoPeer => "no peer",
         })
     }
+}
+
+/// The receiver of datagrams, and what it is told of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DatagramPeer {
+    /// The receiver.
+    pub to: QpId,
+    /// QPN of the sender.
+    pub source_qpn: u32,
+    /// Its GID.
+    pub source: Gid,
+    /// As the address handle says.
+    pub route: GlobalRoute,
 }
 
 /// Why requests for some memory go through the router.
@@ -130,12 +147,86 @@ impl Engine {
         self.requester.responder.find_responder(id).ok_or(NotDirect::NoPeer)
     }
 
+    /// The QP on this host that datagrams with this address handle, remote QPN and Q_Key come to: every check that
+    /// the router does of one, but of its length and of the RECV.
+    ///
+    /// # Errors
+    /// [`NotDirect`]: why they go another way, or nowhere.
+    pub fn datagram_peer<E: Environment>(
+        &self,
+        env: &mut E,
+        id: QpId,
+        address_handle: u32,
+        (remote_qpn, qkey): (u32, u32),
+    ) -> Result<DatagramPeer, NotDirect> {
+        let qp = self.completer().qps.get(id).ok_or(NotDirect::NoPeer)?;
+        if qp.service != QpType::Ud {
+            return Err(NotDirect::Type);
+        }
+        if qp.state() != QpState::ReadyToSend {
+            return Err(NotDirect::State);
+        }
+        let (_, handle) = self.completer().ahs.at(address_handle).ok_or(NotDirect::NoPeer)?;
+        let route = handle.route;
+        if Some(handle.pd) != qp.pd {
+            return Err(NotDirect::NoPeer);
+        }
+        if route.dgid.is_multicast() {
+            return Err(NotDirect::Multicast);
+        }
+        if route.sgid_index == EXTERNAL_GID_INDEX {
+            return Err(NotDirect::OtherHost);
+        }
+        let (network, source) = (qp.network, qp.addresses.by(route.sgid_index));
+        let other = network_behind(env, network, &route);
+        let is_mutual = other == network || env.network_at(other, source) == network;
+        let allowed = is_mutual
+            && env.authorize(&AuthorizationRequest {
+                network,
+                other,
+                from: source,
+                to: route.dgid,
+                traffic: TrafficKind::Datagram,
+                is_external: false,
+                subject: Subject::From,
+            });
+        let index = self.requester.responder.qpns.get(remote_qpn & Qpn::MASK).filter(|_| allowed);
+        let (to, peer) = index.and_then(|index| self.completer().qps.at(index)).ok_or(NotDirect::NoPeer)?;
+        let listens = peer.service == QpType::Ud && peer.network == other && peer.is_at(route.dgid) && peer.receives();
+        if !listens || effective_qkey(qkey, qp.attributes.qkey) != peer.attributes.qkey {
+            return Err(NotDirect::NoPeer);
+        }
+        Ok(DatagramPeer { to, source_qpn: qp.qpn.0, source, route })
+    }
+
+    /// The QP on this host that the last datagram came to which the router carried.
+    ///
+    /// # Errors
+    /// [`NotDirect`]: none did.
+    pub fn last_datagram_peer(&self, id: QpId) -> Result<QpId, NotDirect> {
+        let qp = self.completer().qps.get(id).ok_or(NotDirect::NoPeer)?;
+        if qp.state() != QpState::ReadyToSend {
+            return Err(NotDirect::State);
+        }
+        let handle = self.completer().ahs.at(qp.send.request.address_handle).map(|(_, handle)| handle);
+        match handle {
+            Some(handle) if handle.route.dgid.is_multicast() => Err(NotDirect::Multicast),
+            Some(handle) if handle.route.sgid_index == EXTERNAL_GID_INDEX => Err(NotDirect::OtherHost),
+            _ => self.requester.responder.find_responder(id).ok_or(NotDirect::NoPeer),
+        }
+    }
+
     /// Nothing of a QP is under way, and its peer keeps no RECV that a lost message left: the next message takes the
     /// RECV that is fetched next.
     pub fn is_between_messages(&self, id: QpId, peer: QpId) -> bool {
         let qps = &self.completer().qps;
         let (Some(qp), Some(peer)) = (qps.get(id), qps.get(peer)) else { return false };
         qp.send.phase == SendPhase::Idle && peer.receive.claim == Claim::None
+    }
+
+    /// No send request of a QP is under way.
+    pub fn is_send_idle(&self, id: QpId) -> bool {
+        self.completer().qps.get(id).is_some_and(|qp| qp.send.phase == SendPhase::Idle)
     }
 
     /// The library of a QP may have carried out an atomic that nobody may do again: the QP goes to ERROR, and

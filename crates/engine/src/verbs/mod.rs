@@ -14,5 +14,5 @@ mod windows;
 mod wire_status;
 mod xrc;
 
-pub use direct::{Grantable, NotDirect, NotGrantable};
+pub use direct::{DatagramPeer, Grantable, NotDirect, NotGrantable};
 pub use status::QpStatus;

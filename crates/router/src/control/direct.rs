@@ -5,8 +5,10 @@ use crate::control::session::Answer;
 use crate::control::session::Outcome;
 use crate::control::thread::Control;
 use crate::dataplane::command::{
-    AcceptDirectRing, ConfirmRevocation, DirectRingTerms, Grant, OpenDirectRing, OpenRevokeCommands,
+    AcceptDatagramRing, AcceptDirectRing, ConfirmRevocation, DirectRingTerms, Grant, OpenDatagramRing, OpenDirectRing,
+    OpenRevokeCommands,
 };
+use crate::dataplane::datagram_rings::{DatagramRing, IncomingTerms};
 use crate::dataplane::direct::ring_bytes;
 use crate::dataplane::event_pipes::PIPE_BYTES;
 use crate::memory::grants::{Given, GrantRequest, Verdict};
@@ -42,6 +44,34 @@ impl Control {
         let qp = self.objects(at.0)?.qps.get(qp)?.id;
         self.submit(at, AcceptDirectRing { qp }, |_, (terms, descriptor)| {
             Answer::with(describe(terms), vec![descriptor])
+        })
+    }
+
+    pub(crate) fn open_datagram_ring(
+        &mut self,
+        at: (Key, SessionId),
+        qp: Handle,
+        (ah, remote_qpn, qkey, place): (Handle, u32, u32, u32),
+    ) -> Outcome {
+        let objects = self.objects(at.0)?;
+        let (qp, address_handle) = (objects.qps.get(qp)?.id, objects.ahs.get(&ah).ok_or(VerbsError::NotFound)?.index);
+        let vnic = self.vnic_of(at.0).ok_or(VerbsError::DeviceFatal)?;
+        let charge = Charge::foreign(&vnic.account, &vnic.record.limits)?;
+        let descriptor = foreign_memory("freeflow-direct-ring", ring_bytes()).map_err(|_| VerbsError::NoMemory)?;
+        let copy = descriptor.try_clone().map_err(|_| VerbsError::NoMemory)?;
+        let ring = DatagramRing { address_handle, remote_qpn, qkey, place };
+        self.submit(at, OpenDatagramRing { qp, ring, copy, charge }, move |_, ()| {
+            Answer::with(Reply::DatagramRing { segment_bytes: ring_bytes() as u64 }, vec![descriptor])
+        })
+    }
+
+    pub(crate) fn accept_datagram_ring(&mut self, at: (Key, SessionId), qp: Handle) -> Outcome {
+        let qp = self.objects(at.0)?.qps.get(qp)?.id;
+        self.submit(at, AcceptDatagramRing { qp }, |_, (terms, descriptor)| {
+            let IncomingTerms { place, offer, source_qpn, source, route, first } = terms;
+            let segment_bytes = ring_bytes() as u64;
+            let reply = Reply::IncomingDatagramRing { segment_bytes, place, offer, source_qpn, source, route, first };
+            Answer::with(reply, vec![descriptor])
         })
     }
 

@@ -76,6 +76,10 @@ impl Control {
             Request::OpenDirectRing { qp } => self.open_direct_ring(at, qp, false),
             Request::OpenNumberedDirectRing { qp } => self.open_direct_ring(at, qp, true),
             Request::AcceptDirectRing { qp } => self.accept_direct_ring(at, qp),
+            Request::OpenDatagramRing { qp, ah, remote_qpn, qkey, place } => {
+                self.open_datagram_ring(at, qp, (ah, remote_qpn, qkey, place))
+            }
+            Request::AcceptDatagramRing { qp } => self.accept_datagram_ring(at, qp),
             Request::AskGrant { qp, rkey, address, length, access } => {
                 self.ask_grant(at, qp, GrantRequest { rkey, address, length, access })
             }

@@ -10,6 +10,7 @@
 //! the two QPs are the pair that opened the direct ring, and the RECV itself goes to whoever claims
 //! it first.
 use crate::admission::account::Charge;
+use crate::dataplane::datagram_rings::Datagrams;
 use crate::dataplane::direct_traffic::Counted;
 use crate::dataplane::reasons::Asked;
 use freeflow_engine::QpId;
@@ -71,6 +72,8 @@ pub struct Direct {
     /// The last sender, also when the direct ring is closed.
     pub(crate) fed_by: Option<QpId>,
     pub(crate) counted: Counted,
+    /// Of a UD QP that has, or had, rings.
+    pub(crate) datagrams: Option<Box<Datagrams>>,
 }
 
 /// A direct ring as its receiver sees it.
@@ -111,6 +114,7 @@ impl Direct {
             grants_paid: self.grants_paid,
             incarnation: self.incarnation.wrapping_add(1),
             counted: std::mem::take(&mut self.counted),
+            datagrams: self.datagrams.take(),
             asked: self.asked.begin_anew(),
             ..Self::default()
         };

@@ -1,9 +1,10 @@
 //! The looks at what QPs do past the router; how often is in [`direct_traffic`](crate::dataplane::direct_traffic).
 use crate::dataplane::direct_traffic::{LOOK_QPS_MAX, growth};
 use crate::dataplane::ports::Ports;
+use crate::dataplane::reasons::done_directly;
 use crate::dataplane::worker::Worker;
 use freeflow_engine::QpId;
-use freeflow_verbs::Instant;
+use freeflow_verbs::{Instant, QpType};
 
 impl Ports {
     /// From now on the QP may reach its peer past the router.
@@ -17,19 +18,33 @@ impl Ports {
             self.watch.add(self.now, id);
         }
     }
+
+    /// The same of a UD QP, which may have many peers.
+    pub(crate) fn watch_datagrams(&mut self, id: QpId) {
+        let Some(qp) = self.qps.get_mut(id) else { return };
+        if !std::mem::replace(&mut qp.direct.is_used, true) {
+            qp.direct.routed_at = done_directly(&qp.send);
+        }
+        if !std::mem::replace(&mut qp.direct.counted.is_watched, true) {
+            self.watch.add(self.now, id);
+        }
+    }
 }
 
 impl Worker {
     /// Counts what a QP has done since the last look; whether it has done anything.
     pub(crate) fn count_direct(&mut self, id: QpId) -> bool {
         let Some(qp) = self.ports.qps.get_mut(id) else { return false };
+        if qp.service == QpType::Ud {
+            return self.count_datagrams(id);
+        }
         let Some(to) = qp.direct.counted.peer else { return false };
         let (now, peer_qp) = (qp.send.tally(), qp.direct.counted.peer_qp);
         let before = std::mem::replace(&mut qp.direct.counted.seen, now);
         let Some(session) = self.ports.sessions.get(qp.session).filter(|_| now != before) else { return false };
         let grown = growth(&before, &now);
         self.engine.count_direct(session.vnic, to, &grown);
-        self.engine.count_direct_of_qps(id, peer_qp, &grown);
+        self.engine.count_direct_of_qps(Some(id), peer_qp, &grown);
         true
     }
 

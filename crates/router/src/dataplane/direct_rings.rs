@@ -21,7 +21,7 @@ impl Worker {
         use freeflow_engine::NotDirect;
         let to = self.engine.direct_peer(id).map_err(|reason| match reason {
             NotDirect::State | NotDirect::NoPeer => VerbsError::Busy,
-            NotDirect::Type | NotDirect::OtherHost => VerbsError::NotSupported,
+            NotDirect::Type | NotDirect::Multicast | NotDirect::OtherHost => VerbsError::NotSupported,
         })?;
         self.ports.leave_receives(id);
         let msn = self.ports.qps.get(id).map_or(0, |qp| qp.send.msn());
@@ -35,7 +35,8 @@ impl Worker {
         }
         let (next, may_be_ahead) = next.ok_or(VerbsError::NotSupported)?;
         let is_unreliable = qp.service == QpType::Uc;
-        if is_numbered != is_unreliable || is_unreliable && self.engine.srq_of(to).is_some() {
+        if qp.service == QpType::Ud || is_numbered != is_unreliable || is_unreliable && self.engine.srq_of(to).is_some()
+        {
             return Err(VerbsError::NotSupported);
         }
         let (agrees, msn) = if is_numbered {
@@ -51,9 +52,15 @@ impl Worker {
 
     /// The doorbell of a QP rang that puts messages into a direct ring.
     pub(crate) fn carry_notification(&mut self, id: QpId) {
+        self.carry_datagram_notifications(id);
         let Some(qp) = self.ports.qps.get_mut(id) else { return };
         // Also of a direct ring that is closed: what is in it is still to be taken.
         let (Some((count, solicited)), Some((to, _))) = (qp.send.take_notified(), qp.direct.pair) else { return };
+        self.notify_receiver(to, count, solicited);
+    }
+
+    /// So many messages, of which one is solicited or none, came to a QP past the router.
+    pub(crate) fn notify_receiver(&mut self, to: QpId, count: u32, solicited: bool) {
         self.ports.notify(to);
         let Some(cq) = self.engine.receive_cq(to) else { return };
         let Some(session) = self.ports.cqs.get(cq).map(|cq| cq.session) else { return };
@@ -103,6 +110,9 @@ impl Worker {
 
     /// Whether messages of a QP go by a direct ring now.
     pub fn uses_direct_ring(&self, id: QpId) -> bool {
+        if self.uses_datagram_ring(id) {
+            return true;
+        }
         let to = self.ports.qps.get(id).and_then(|qp| qp.direct.to);
         to.and_then(|to| self.ports.qps.get(to)).is_some_and(|peer| peer.direct.is_accepted())
     }
@@ -194,6 +204,7 @@ impl Ports {
         let Some(qp) = self.qps.get_mut(id) else { return };
         let from = qp.direct.from.as_ref().map(|from| from.sender);
         self.revoke_grants_of(id);
+        self.close_all_datagram_rings(id);
         self.close_direct_ring(id);
         if let Some(sender) = from {
             self.close_direct_ring(sender);
@@ -201,7 +212,7 @@ impl Ports {
     }
 
     /// The receiver's library shall look at its direct ring.
-    fn notify(&mut self, to: QpId) {
+    pub(crate) fn notify(&mut self, to: QpId) {
         let Some(peer) = self.qps.get(to) else { return };
         if let Some(session) = self.sessions.get(peer.session) {
             session.segment.notify(peer.cookie);

@@ -98,6 +98,12 @@ pub(crate) fn growth(before: &Tally, now: &Tally) -> DirectTraffic {
     }
 }
 
+/// Words of the receive queue of a UD QP, and of its send queue, say only how many datagrams there were.
+pub(crate) fn of_datagrams(grown: &DirectTraffic) -> DirectTraffic {
+    let DirectTraffic { sends, sent_bytes, .. } = *grown;
+    DirectTraffic { sends, sent_bytes, sent_packets: sends, ..DirectTraffic::default() }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

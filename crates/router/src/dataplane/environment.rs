@@ -105,6 +105,11 @@ impl Queues for Ports {
         self.receive_queue(queue).is_some_and(|(ring, _)| ring.was_skipped())
     }
 
+    fn put_back_receive(&mut self, qp: QpId, ring_position: u32) -> bool {
+        let receive = self.qps.get_mut(qp).and_then(|qp| qp.receive.as_mut());
+        receive.is_some_and(|receive| receive.put_back(ring_position))
+    }
+
     fn message_lost(&mut self, qp: QpId) {
         self.close_direct_ring(qp);
     }

@@ -1,11 +1,13 @@
 //! Which path the requests of a QP take, and what became of its questions for a better one.
+use crate::dataplane::datagram_rings::RingState;
 use crate::dataplane::reasons::{Reason, done_directly};
 use crate::dataplane::worker::Worker;
 use crate::memory::grants::{GrantRequest, Verdict};
-use freeflow_engine::{NotGrantable, QpId, QpStatus as Look};
+use freeflow_engine::{NotDirect, NotGrantable, QpId, QpStatus as Look};
 use freeflow_protocol::admin::QpPath;
 use freeflow_protocol::library::GrantAccess;
 use freeflow_shm::DIRECT_RING_MESSAGE_BYTES_MAX;
+use freeflow_verbs::datagram::UD_MESSAGE_BYTES_MAX;
 use freeflow_verbs::{QpState, QpType, SendOpcode, VerbsError};
 use std::ops::Range;
 
@@ -44,11 +46,20 @@ impl Worker {
     }
 
     fn why_routed(&self, id: QpId, look: &Look) -> Option<Reason> {
-        let peer = match self.engine.direct_peer(id) {
+        let is_datagram = self.ports.qps.get(id).is_some_and(|qp| qp.service == QpType::Ud);
+        if is_datagram && self.ports.qps.get(id).is_some_and(|qp| qp.direct.routed_at != done_directly(&qp.send)) {
+            // Not of that peer, perhaps, which the router carried the last one to.
+            if self.uses_datagram_ring(id) {
+                return None;
+            }
+        }
+        let found = if is_datagram { self.engine.last_datagram_peer(id) } else { self.engine.direct_peer(id) };
+        let to = match found {
             Ok(peer) => peer,
+            Err(NotDirect::NoPeer) if is_datagram => return Some(Reason::NoLocalPeer),
             Err(reason) => return Some(Reason::of(reason, look.state)),
         };
-        let peer = self.engine.qp_status(peer).map(|peer| peer.vnic);
+        let peer = self.engine.qp_status(to).map(|peer| peer.vnic);
         let is_routed = |vnic| self.ports.vnics.get(vnic).is_none_or(|entry| !self.ports.policy.allows(entry.network));
         // The peer may be of another network.
         if is_routed(look.vnic) || peer.is_some_and(is_routed) {
@@ -56,6 +67,9 @@ impl Worker {
         }
         if self.engine.is_metered(look.vnic) || peer.is_some_and(|peer| self.engine.is_metered(peer)) {
             return Some(Reason::Metered);
+        }
+        if is_datagram {
+            return self.why_no_datagram_ring(id, to, look.last.1);
         }
         let entry = self.ports.qps.get(id)?;
         let holds_something = self.uses_direct_ring(id) || self.granted(id);
@@ -70,6 +84,19 @@ impl Worker {
             }
             Err(reason) => Some(reason),
         }
+    }
+
+    fn why_no_datagram_ring(&self, id: QpId, to: QpId, bytes: u64) -> Option<Reason> {
+        if bytes > UD_MESSAGE_BYTES_MAX {
+            return Some(Reason::LongDatagram);
+        }
+        if self.engine.srq_of(to).is_some() {
+            return Some(Reason::SharedReceives);
+        }
+        Some(match self.datagram_ring_state(id, to) {
+            RingState::Missing | RingState::Accepted => self.not_asked(id),
+            RingState::Offered => Reason::NotAccepted,
+        })
     }
 
     fn why_no_direct_ring(&self, id: QpId, bytes: u64) -> Option<Reason> {

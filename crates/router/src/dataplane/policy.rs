@@ -18,6 +18,7 @@ impl Worker {
     pub(crate) fn follow_policy(&mut self, now: Instant) -> bool {
         if self.ports.access.take_change() {
             self.engine.handle_policy_changed();
+            self.close_datagram_rings();
         }
         let (work, mut more, mut count) = (self.ports.access.work(), true, 0);
         while more && count < TURN_QPS_MAX && self.ports.access.work() - work < TURN_WORK_MAX {

@@ -209,6 +209,8 @@ pub struct Ports {
     pub grants: Grants,
     /// QPs that may do so.
     pub watch: Watch,
+    /// There has been a direct ring of datagrams.
+    pub has_datagram_rings: bool,
     pub finished: Sender<Finished>,
     pub waker: Arc<Waker>,
 }
@@ -241,6 +243,7 @@ impl Ports {
             policy: Policy::default(),
             grants: Grants::default(),
             watch: Watch::new(),
+            has_datagram_rings: false,
             finished,
             waker,
         }

@@ -11,6 +11,10 @@ use freeflow_verbs::QpState;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Reason {
     Type,
+    Multicast,
+    /// Of datagrams.
+    NoLocalPeer,
+    LongDatagram,
     NotConnected,
     OnlyReceives,
     Drained,
@@ -27,7 +31,7 @@ pub(crate) enum Reason {
     /// It has a direct ring that its peer has not begun to take messages from.
     NotAccepted,
     TooLong,
-    /// A SEND of UC.
+    /// A SEND of UC, or a datagram.
     SharedReceives,
     Operation,
     KeyRefused,
@@ -44,7 +48,10 @@ pub(crate) enum Reason {
 impl Reason {
     pub const fn text(self) -> &'static str {
         match self {
-            Self::Type => "neither RC nor UC",
+            Self::Type => "XRC",
+            Self::Multicast => "multicast",
+            Self::NoLocalPeer => "no peer on this host",
+            Self::LongDatagram => "message over the MTU",
             Self::NotConnected => "not connected",
             Self::OnlyReceives => "only receives",
             Self::Drained => "send queue drained",
@@ -57,7 +64,7 @@ impl Reason {
             Self::NeverAsked => "its library does not ask",
             Self::NotAccepted => "peer does not take it",
             Self::TooLong => "message over 256 KiB",
-            Self::SharedReceives => "UC with an SRQ",
+            Self::SharedReceives => "UC or UD with an SRQ",
             Self::Operation => "neither SEND, WRITE, READ nor atomic",
             Self::KeyRefused => "key refused",
             Self::KindOfMemory => "no process' own memory",
@@ -74,6 +81,7 @@ impl Reason {
     pub(crate) fn of(reason: NotDirect, state: QpState) -> Self {
         match reason {
             NotDirect::Type => Self::Type,
+            NotDirect::Multicast => Self::Multicast,
             NotDirect::OtherHost => Self::OtherHost,
             NotDirect::NoPeer => Self::NoPeer,
             NotDirect::State => match state {

@@ -9,6 +9,7 @@ mod cm_steps;
 mod common;
 mod control;
 mod data;
+mod datagrams;
 mod grants;
 mod imports;
 mod memory;

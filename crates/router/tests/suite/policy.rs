@@ -72,7 +72,7 @@ fn each_qp_says_why_it_is_routed() {
     let _datagrams = b.create_qp(QpType::Ud, &cq_b);
     let mut both = reasons(&host, "b");
     both.sort();
-    assert_eq!(both, ["neither RC nor UC", "not asked yet"]);
+    assert_eq!(both, ["not asked yet", "not connected"]);
     assert_eq!(set(&host, "default", DataPath::Routed), 200);
     assert_eq!(reasons(&host, "a"), ["policy"]);
     // It holds for those who connect after a restart, too.

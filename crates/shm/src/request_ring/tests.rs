@@ -412,3 +412,44 @@ fn what_goes_past_the_router_is_counted_over_resets() {
     producer.count_send(4);
     assert_eq!(consumer.tally().sent_bytes, 3);
 }
+
+#[test]
+fn a_receive_that_was_put_back_is_the_next_one() {
+    for is_shared in [false, true] {
+        let Pair { mut producer, mut consumer, .. } = pair(QueueShape::receive(4, 1), 4, 1, 0);
+        if is_shared {
+            consumer.share();
+        }
+        let mut request = ReceiveRequest::default();
+        for lap in 0..6_u32 {
+            producer.publish_receive(u64::from(2 * lap), &[]);
+            producer.publish_receive(u64::from(2 * lap + 1), &[]);
+            for _ in 0..3 {
+                assert_eq!(consumer.take_receive(&mut request), Take::Ready);
+                assert_eq!((request.ring_position, producer.taken()), (2 * lap, 2 * lap + 1));
+                assert!(!consumer.put_back(2 * lap + 1), "not the last that was taken");
+                assert!(consumer.put_back(2 * lap) && producer.taken() == 2 * lap);
+            }
+            // The library, if it may, or the router.
+            let by_library = is_shared && producer.claim_receive(2 * lap);
+            assert_eq!(by_library, is_shared);
+            for next in 2 * lap + u32::from(by_library)..2 * lap + 2 {
+                assert_eq!(consumer.take_receive(&mut request), Take::Ready);
+                assert_eq!(request.ring_position, next);
+            }
+        }
+    }
+}
+
+#[test]
+fn rings_of_datagrams_are_named_by_their_places() {
+    let Pair { mut producer, consumer, .. } = send_pair(4, 1, 0);
+    assert_eq!(consumer.take_notified_rings(), (0, 0));
+    producer.notify_ring(63, false);
+    producer.notify_ring(2, true);
+    assert_eq!(consumer.take_notified_rings(), (1 << 63 | 1 << 2, 1 << 2));
+    assert_eq!(consumer.take_notified_rings(), (0, 0));
+    consumer.set_rings_open(1 << 7);
+    consumer.set_rings_offered(9);
+    assert_eq!((producer.rings_open(), producer.rings_offered()), (1 << 7, 9));
+}

@@ -1,6 +1,7 @@
 //! Commands of the direct path: rings between two QPs, grants of memory, and the end of grants.
 use crate::dataplane::command::{
-    AcceptDirectRing, ConfirmRevocation, DirectRingTerms, Execute, Execution, Grant, OpenDirectRing, OpenRevokeCommands,
+    AcceptDatagramRing, AcceptDirectRing, ConfirmRevocation, DirectRingTerms, Execute, Execution, Grant,
+    OpenDatagramRing, OpenDirectRing, OpenRevokeCommands,
 };
 use crate::dataplane::worker::Worker;
 use freeflow_verbs::{Instant, VerbsError};
@@ -32,6 +33,24 @@ impl Execute<AcceptDirectRing> for Worker {
         let credit_count = self.credit_count(id);
         let terms = DirectRingTerms { credit_count, direct_rings_closed, takes_writes: false, msn: None };
         Execution::done(Ok((terms, descriptor)))
+    }
+}
+
+impl Execute<OpenDatagramRing> for Worker {
+    fn execute(&mut self, _: Instant, command: OpenDatagramRing) -> Execution<OpenDatagramRing> {
+        let allowed = match self.may_open_datagram_ring(command.qp, command.ring) {
+            Ok(allowed) => allowed,
+            Err(error) => return Execution::refused(command, error),
+        };
+        let OpenDatagramRing { qp, ring, copy, charge } = command;
+        self.ports.open_datagram_ring(qp, ring, allowed, (copy, charge));
+        Execution::done(Ok(()))
+    }
+}
+
+impl Execute<AcceptDatagramRing> for Worker {
+    fn execute(&mut self, _: Instant, AcceptDatagramRing { qp }: AcceptDatagramRing) -> Execution<AcceptDatagramRing> {
+        Execution::done(self.ports.accept_datagram_ring(qp).ok_or(VerbsError::NotFound))
     }
 }
 

@@ -1,0 +1,240 @@
+//! When a direct ring of datagrams may be opened, what its doorbell means, and its end: from one UD QP to another on
+//! this host. Each QP sends by several and receives by several.
+//!
+//! A ring is for one address handle, receiver and Q_Key: the router does all checks of a datagram when the ring is
+//! opened, and closes it when one of them may come out otherwise. The receiver's library gets from the router what
+//! it must not believe its sender: GID, QPN and route.
+//!
+//! Invariant: there is one open ring at most from one QP to another: datagrams of both are in one order.
+use crate::admission::account::Charge;
+use crate::dataplane::datagram_rings::{DatagramRing, IncomingTerms, RINGS_MAX, RingFrom, RingState, RingTo, slot};
+use crate::dataplane::direct::Direct;
+use crate::dataplane::direct_traffic::{growth, of_datagrams};
+use crate::dataplane::ports::{Ports, Qp};
+use crate::dataplane::worker::Worker;
+use freeflow_engine::{DatagramPeer, NotDirect, QpId, SessionId};
+use freeflow_verbs::VerbsError;
+use std::os::fd::OwnedFd;
+
+impl Worker {
+    /// The receiver of a ring that is asked for, and the place that it has for it.
+    pub(crate) fn may_open_datagram_ring(
+        &mut self,
+        id: QpId,
+        asked: DatagramRing,
+    ) -> Result<(DatagramPeer, usize), VerbsError> {
+        let DatagramRing { address_handle, remote_qpn, qkey, place } = asked;
+        if let Some(qp) = self.ports.qps.get_mut(id) {
+            qp.direct.asked.ever = true;
+        }
+        let place = place as usize;
+        if place >= RINGS_MAX {
+            return Err(VerbsError::InvalidArgument);
+        }
+        // The receiver of the ring that was there hears of what is in it.
+        self.carry_datagram_notifications(id);
+        self.ports.close_datagram_ring(id, place);
+        let peer = self.engine.datagram_peer(&mut self.ports, id, address_handle, (remote_qpn, qkey));
+        let peer = peer.map_err(|reason| match reason {
+            NotDirect::State => VerbsError::Busy,
+            _ => VerbsError::NotSupported,
+        })?;
+        let to = peer.to;
+        // All that was sent before is done: then the receiver knows it from what comes later.
+        let is_idle = self.ports.qps.get(id).is_some_and(|qp| !qp.send.has_next());
+        if !is_idle || !self.engine.is_send_idle(id) {
+            return Err(VerbsError::Busy);
+        }
+        let sessions = self.ports.qps.get(id).zip(self.ports.qps.get(to)).map(|(qp, peer)| (qp.session, peer.session));
+        let (from_session, to_session) = sessions.ok_or(VerbsError::Busy)?;
+        let is_shared = self.engine.srq_of(to).is_some();
+        if is_shared || !self.may_pass_router(from_session) || !self.may_pass_router(to_session) {
+            return Err(VerbsError::NotSupported);
+        }
+        let datagrams = |id: QpId| self.ports.qps.get(id).and_then(|qp| qp.direct.datagrams.as_ref());
+        if datagrams(id).is_some_and(|datagrams| datagrams.has_ring_to(to)) {
+            return Err(VerbsError::Busy);
+        }
+        let now = self.ports.now;
+        let there = datagrams(to).map_or(Some(0), |datagrams| datagrams.place_from(now));
+        there.map(|there| (peer, there)).ok_or(VerbsError::Busy)
+    }
+
+    /// The doorbell of a UD QP rang.
+    pub(crate) fn carry_datagram_notifications(&mut self, id: QpId) {
+        let Some(qp) = self.ports.qps.get(id) else { return };
+        let Some(datagrams) = &qp.direct.datagrams else { return };
+        let (mut notified, solicited) = qp.send.take_notified_rings();
+        let mut receivers = Vec::new();
+        while notified != 0 {
+            let place = notified.trailing_zeros() as usize;
+            notified &= notified - 1;
+            receivers.extend(datagrams.ring_to(place).map(|ring| (ring.receiver, solicited & 1 << place != 0)));
+        }
+        for (to, solicited) in receivers {
+            self.notify_receiver(to, 1, solicited);
+        }
+    }
+
+    /// Counts what a UD QP has sent and received past the router, as its library says.
+    pub(crate) fn count_datagrams(&mut self, id: QpId) -> bool {
+        let Some(qp) = self.ports.qps.get_mut(id) else { return false };
+        let (Some(datagrams), Some(receive)) = (&mut qp.direct.datagrams, &qp.receive) else { return false };
+        let (sent, received) = (qp.send.tally(), receive.tally());
+        let sent_before = std::mem::replace(&mut qp.direct.counted.seen, sent);
+        let received_before = std::mem::replace(&mut datagrams.received, received);
+        let Some(session) = self.ports.sessions.get(qp.session) else { return false };
+        for (is_sent, before, now) in [(true, sent_before, sent), (false, received_before, received)] {
+            if before == now {
+                continue;
+            }
+            let grown = of_datagrams(&growth(&before, &now));
+            if is_sent {
+                self.engine.count_direct_sent(session.vnic, &grown);
+                self.engine.count_direct_of_qps(Some(id), None, &grown);
+            } else {
+                self.engine.count_direct_received(session.vnic, &grown);
+                self.engine.count_direct_of_qps(None, Some(id), &grown);
+            }
+        }
+        sent_before != sent || received_before != received
+    }
+
+    /// The access rules have changed: all is checked again when it is asked for.
+    pub(crate) fn close_datagram_rings(&mut self) {
+        if !self.ports.has_datagram_rings {
+            return;
+        }
+        let has_rings = |direct: &Direct| direct.datagrams.as_ref().is_some_and(|datagrams| datagrams.open_to != 0);
+        let ids: Vec<QpId> = self.ports.qps.iter().filter(|(_, qp)| has_rings(&qp.direct)).map(|(id, _)| id).collect();
+        for id in ids {
+            self.ports.close_datagram_rings_of(id, |_| true);
+        }
+    }
+
+    /// Whether datagrams of a QP to another one go by a ring now; an error: it is not accepted, or there is none.
+    pub(crate) fn datagram_ring_state(&self, id: QpId, to: QpId) -> RingState {
+        let datagrams = |id| self.ports.qps.get(id).and_then(|qp| qp.direct.datagrams.as_ref());
+        if !datagrams(id).is_some_and(|datagrams| datagrams.has_ring_to(to)) {
+            RingState::Missing
+        } else if datagrams(to).is_some_and(|datagrams| datagrams.is_accepted_from(id)) {
+            RingState::Accepted
+        } else {
+            RingState::Offered
+        }
+    }
+
+    /// Whether any datagrams of a QP go by a ring now.
+    pub(crate) fn uses_datagram_ring(&self, id: QpId) -> bool {
+        let datagrams = self.ports.qps.get(id).and_then(|qp| qp.direct.datagrams.as_ref());
+        datagrams.is_some_and(|datagrams| {
+            let receivers = datagrams.open_places_to().into_iter().filter_map(|place| datagrams.ring_to(place));
+            receivers.into_iter().any(|ring| self.datagram_ring_state(id, ring.receiver) == RingState::Accepted)
+        })
+    }
+}
+
+impl Ports {
+    /// `descriptor`: of its memory, for the receiver; `there`: its place there.
+    pub(crate) fn open_datagram_ring(
+        &mut self,
+        id: QpId,
+        asked: DatagramRing,
+        (peer, there): (DatagramPeer, usize),
+        (descriptor, charge): (OwnedFd, Charge),
+    ) {
+        let (to, now, place, address_handle) = (peer.to, self.now, asked.place as usize, asked.address_handle);
+        self.close_datagram_ring_from(to, there);
+        let Some(receiver) = self.qps.get_mut(to) else { return };
+        let Some(receive) = &mut receiver.receive else { return };
+        receive.share();
+        let first = receive.catch_up();
+        let datagrams = receiver.direct.datagrams.get_or_insert_default();
+        datagrams.offered = datagrams.offered.wrapping_add(1);
+        let offer = datagrams.offered;
+        let (sender, descriptor, opened_at) = (id, Some(descriptor), now);
+        let ring = RingFrom { sender, place, opened_at, offer, peer, first, descriptor, _charge: charge };
+        *slot(&mut datagrams.from, there) = Some(ring);
+        datagrams.open_from |= 1 << there;
+        receive.set_rings_open(datagrams.open_from);
+        receive.set_rings_offered(datagrams.offered);
+        self.notify(to);
+        for end in [id, to] {
+            self.watch_datagrams(end);
+        }
+        let Some(qp) = self.qps.get_mut(id) else { return };
+        let datagrams = qp.direct.datagrams.get_or_insert_default();
+        *slot(&mut datagrams.to, place) = Some(RingTo { receiver: to, place: there, address_handle });
+        datagrams.open_to |= 1 << place;
+        qp.send.set_rings_open(datagrams.open_to);
+        self.has_datagram_rings = true;
+    }
+
+    /// The ring that was offered first, and what its receiver has to know.
+    pub(crate) fn accept_datagram_ring(&mut self, id: QpId) -> Option<(IncomingTerms, OwnedFd)> {
+        self.qps.get_mut(id)?.direct.datagrams.as_mut()?.take_offer()
+    }
+
+    /// The QP sends by this ring no longer. What is in it stays there for the receiver.
+    fn close_datagram_ring(&mut self, id: QpId, place: usize) {
+        let Some(qp) = self.qps.get_mut(id) else { return };
+        let Some(datagrams) = qp.direct.datagrams.as_mut().filter(|datagrams| datagrams.is_open_to(place)) else {
+            return;
+        };
+        datagrams.open_to &= !(1 << place);
+        qp.send.set_rings_open(datagrams.open_to);
+        let Some(ring) = datagrams.ring_to(place) else { return };
+        let Some(receiver) = self.qps.get_mut(ring.receiver) else { return };
+        let Some(there) = &mut receiver.direct.datagrams else { return };
+        let is_its = |from: &RingFrom| (from.sender, from.place) == (id, place);
+        if !there.from.get(ring.place).is_some_and(|from| from.as_ref().is_some_and(is_its)) {
+            return;
+        }
+        there.from[ring.place] = None;
+        there.open_from &= !(1 << ring.place);
+        if let Some(receive) = &receiver.receive {
+            receive.set_rings_open(there.open_from);
+        }
+        // It takes what is in there, and lets it go.
+        self.notify(ring.receiver);
+    }
+
+    /// The same of the one at that place of the receiver.
+    fn close_datagram_ring_from(&mut self, id: QpId, place: usize) {
+        let datagrams = self.qps.get(id).and_then(|qp| qp.direct.datagrams.as_ref());
+        let ring = datagrams.and_then(|datagrams| datagrams.from.get(place)?.as_ref());
+        if let Some((sender, place)) = ring.map(|ring| (ring.sender, ring.place)) {
+            self.close_datagram_ring(sender, place);
+        }
+    }
+
+    fn close_datagram_rings_of(&mut self, id: QpId, is_meant: impl Fn(u32) -> bool) {
+        let Some(datagrams) = self.qps.get(id).and_then(|qp| qp.direct.datagrams.as_ref()) else { return };
+        let is_meant = |place: usize| datagrams.ring_to(place).is_some_and(|ring| is_meant(ring.address_handle));
+        let places: Vec<usize> = datagrams.open_places_to().into_iter().filter(|&place| is_meant(place)).collect();
+        for place in places {
+            self.close_datagram_ring(id, place);
+        }
+    }
+
+    /// An address handle of a session ends: so do the rings that are for it.
+    pub(crate) fn close_datagram_rings_by(&mut self, session: SessionId, address_handle: u32) {
+        if !self.has_datagram_rings {
+            return;
+        }
+        let has_rings = |qp: &Qp| qp.session == session && qp.direct.datagrams.is_some();
+        let ids: Vec<QpId> = self.qps.iter().filter(|(_, qp)| has_rings(qp)).map(|(id, _)| id).collect();
+        for id in ids {
+            self.close_datagram_rings_of(id, |handle| handle == address_handle);
+        }
+    }
+
+    /// All rings of a QP end, in either direction.
+    pub(crate) fn close_all_datagram_rings(&mut self, id: QpId) {
+        self.close_datagram_rings_of(id, |_| true);
+        let count = self.qps.get(id).and_then(|qp| qp.direct.datagrams.as_ref()).map_or(0, |all| all.from.len());
+        for place in 0..count {
+            self.close_datagram_ring_from(id, place);
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! UD QPs past the router: who gets a direct ring of datagrams, what its receiver is told, and when it ends.
+use crate::common::*;
+use freeflow_protocol::admin::DataPath;
+use freeflow_protocol::library::{DATAGRAM_RINGS_MAX, Handle, Reply, Request};
+use freeflow_shm::SendDescriptor;
+use freeflow_verbs::{
+    CompletionStatus, Gid, QpAttributeMask as M, QpAttributes, QpState, QpType, SendOpcode, SrqAttributes, VerbsError,
+};
+
+const QKEY: u32 = 0x1111_1111;
+
+fn begin(client: &Client, qp: &Qp) {
+    let init = QpAttributes { state: QpState::Init, port: 1, qkey: QKEY, ..QpAttributes::default() };
+    client.modify(qp, init, M::STATE | M::PKEY_INDEX | M::PORT | M::QKEY);
+    client.modify(qp, QpAttributes { state: QpState::ReadyToReceive, ..QpAttributes::default() }, M::STATE);
+    let rts = QpAttributes { state: QpState::ReadyToSend, ..QpAttributes::default() };
+    assert_eq!(client.modify(qp, rts, M::STATE | M::SQ_PSN), Reply::QpModified { state: QpState::ReadyToSend });
+}
+
+struct Rig {
+    pair: Pair,
+    ah: Handle,
+    from: Memory,
+    to: Memory,
+}
+
+impl Rig {
+    fn new() -> Self {
+        Self::with_srq(false)
+    }
+
+    fn with_srq(has_srq: bool) -> Self {
+        let host = Host::new();
+        let (mut a, mut b) = (host.client("a"), host.client("b"));
+        let (a_cq, b_cq) = (a.create_cq(64, None), b.create_cq(64, None));
+        let srq = has_srq.then(|| {
+            let (attributes, cookie) = (SrqAttributes { max_wr: 8, max_sge: 1, limit: 0 }, b.next_cookie());
+            let reply = b.ask(&Request::CreateSrq { pd: b.pd, attributes, cookie, xrc: None });
+            let Reply::Srq { srq, .. } = reply else { panic!("{reply:?}") };
+            srq
+        });
+        let a_qp = a.create_qp(QpType::Ud, &a_cq);
+        let b_qp = b.create_qp_with(QpType::Ud, &b_cq, srq, CAPABILITIES);
+        begin(&a, &a_qp);
+        begin(&b, &b_qp);
+        let ah = handle_to(&a, b.gid());
+        let (from, to) = (a.memory(1024, true), b.memory(1024, true));
+        Self { pair: Pair { host, a, b, a_cq, b_cq, a_qp, b_qp }, ah, from, to }
+    }
+
+    fn ask(&self, ah: Handle, remote_qpn: u32, qkey: u32, place: u32) -> Result<(), VerbsError> {
+        let qp = self.pair.a_qp.handle;
+        match self.pair.a.ask_fds(&Request::OpenDatagramRing { qp, ah, remote_qpn, qkey, place }) {
+            (Reply::DatagramRing { .. }, fds) if fds.len() == 1 => Ok(()),
+            (Reply::Failed(error), _) => Err(error),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn open(&self, place: u32) -> Result<(), VerbsError> {
+        self.ask(self.ah, self.pair.b_qp.qpn, QKEY, place)
+    }
+
+    /// Its number, its place, and its sender as the router says it.
+    fn accept(&self) -> Option<(u32, u32, u32, Gid)> {
+        match self.pair.b.ask_fds(&Request::AcceptDatagramRing { qp: self.pair.b_qp.handle }) {
+            (Reply::IncomingDatagramRing { offer, place, source_qpn, source, route, first: 0, .. }, fds)
+                if fds.len() == 1 =>
+            {
+                assert_eq!(route.dgid, self.pair.b.gid());
+                Some((offer, place, source_qpn, source))
+            }
+            (Reply::Failed(VerbsError::NotFound), _) => None,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The open rings, as both headers say.
+    fn are_open(&self) -> (u64, u64) {
+        (self.pair.a_qp.send.rings_open(), self.pair.b_qp.receive.rings_open())
+    }
+
+    fn receive(&mut self, bytes: u32) {
+        let sges = [self.to.sge(0, bytes)];
+        self.pair.b.post_receive(&mut self.pair.b_qp, 1, &sges);
+    }
+
+    fn send(&mut self, bytes: u32) -> CompletionStatus {
+        let sges = [self.from.sge(0, bytes)];
+        let to = u64::from(self.ah) | u64::from(self.pair.b_qp.qpn) << 32;
+        let request = SendDescriptor { remote_address: to, rkey: QKEY, ..request(SendOpcode::Send, &sges) };
+        self.pair.a.post_send(&mut self.pair.a_qp, &request);
+        self.pair.a_cq.wait().status
+    }
+}
+
+fn set_path(host: &Host, path: DataPath) {
+    let body = serde_json::json!({"dataPath": path}).to_string();
+    assert_eq!(host.rest("PUT", &format!("{BASE}/networks/default/dataPath"), &body).0, 200);
+}
+
+fn handle_to(client: &Client, gid: Gid) -> Handle {
+    match client.ask(&Request::CreateAh { pd: client.pd, attributes: address(gid) }) {
+        Reply::AddressHandle { ah } => ah,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_receiver_is_told_of_its_sender_by_the_router() {
+    let rig = Rig::new();
+    assert_eq!(rig.accept(), None);
+    assert_eq!(rig.open(5), Ok(()));
+    assert_eq!((rig.are_open(), rig.pair.b_qp.receive.rings_offered()), ((1 << 5, 1), 1));
+    assert_eq!(rig.accept(), Some((1, 0, rig.pair.a_qp.qpn, rig.pair.a.gid())));
+    assert_eq!(rig.accept(), None);
+}
+
+#[test]
+fn a_ring_is_for_datagrams_that_would_arrive() {
+    let rig = Rig::new();
+    let (qpn, ah) = (rig.pair.b_qp.qpn, rig.ah);
+    assert_eq!(rig.ask(ah, qpn, QKEY ^ 1, 0), Err(VerbsError::NotSupported), "another Q_Key");
+    assert_eq!(rig.ask(ah, rig.pair.a_qp.qpn, QKEY, 0), Err(VerbsError::NotSupported), "there is no such QP");
+    assert_eq!(rig.ask(ah + 1000, qpn, QKEY, 0), Err(VerbsError::NotFound));
+    assert_eq!(rig.ask(ah, qpn, QKEY, DATAGRAM_RINGS_MAX), Err(VerbsError::InvalidArgument));
+    let mut group = [0; 16];
+    (group[0], group[1], group[15]) = (0xff, 0x0e, 1);
+    assert_eq!(rig.ask(handle_to(&rig.pair.a, Gid(group)), qpn, QKEY, 0), Err(VerbsError::NotSupported), "a group");
+    assert_eq!(rig.ask(ah, qpn, 1 << 31, 0), Ok(()), "its own Q_Key");
+    assert_eq!(rig.open(1), Err(VerbsError::Busy), "one at a time from one QP to another");
+    assert_eq!(rig.open(0), Ok(()), "the other one is closed");
+    assert_eq!(Rig::with_srq(true).open(0), Err(VerbsError::NotSupported));
+    let reliable = Pair::new();
+    let (qp, ah) = (reliable.a_qp.handle, handle_to(&reliable.a, reliable.b.gid()));
+    let asked = Request::OpenDatagramRing { qp, ah, remote_qpn: reliable.b_qp.qpn, qkey: 0, place: 0 };
+    assert_eq!(reliable.a.refused(&asked), VerbsError::NotSupported);
+    assert_eq!(rig.pair.a.refused(&Request::OpenDirectRing { qp: rig.pair.a_qp.handle }), VerbsError::NotSupported);
+}
+
+#[test]
+fn what_ends_a_right_closes_the_ring() {
+    let mut rig = Rig::new();
+    let state = |state| QpAttributes { state, ..QpAttributes::default() };
+    let qkey = QpAttributes { qkey: QKEY, ..QpAttributes::default() };
+    for (is_receiver, attributes, mask) in [
+        (true, qkey, M::QKEY),
+        (false, qkey, M::QKEY),
+        (true, state(QpState::Reset), M::STATE),
+        (false, state(QpState::Error), M::STATE),
+    ] {
+        assert_eq!(rig.open(0), Ok(()));
+        assert_eq!(rig.are_open().0, 1);
+        let Pair { a, b, a_qp, b_qp, .. } = &rig.pair;
+        let (client, qp) = if is_receiver { (b, b_qp) } else { (a, a_qp) };
+        client.modify(qp, attributes, mask);
+        assert_eq!(rig.are_open(), (0, 0), "{attributes:?}");
+        if mask == M::STATE {
+            assert!(rig.open(0).is_err());
+            client.modify(qp, state(QpState::Reset), M::STATE);
+            begin(client, qp);
+        }
+    }
+    rig.pair.a_qp.send.reset();
+    rig.pair.b_qp.receive.reset();
+    assert_eq!(rig.open(0), Ok(()));
+    assert_eq!(rig.send(5000), CompletionStatus::LocalLengthError);
+    assert_eq!((rig.are_open(), rig.open(0)), ((0, 0), Err(VerbsError::Busy)), "the send queue is in error");
+    rig.pair.a.modify(&rig.pair.a_qp, state(QpState::ReadyToSend), M::STATE);
+    assert_eq!(rig.open(0), Ok(()));
+    assert_eq!(rig.pair.a.ask(&Request::DestroyAh { ah: rig.ah }), Reply::Done);
+    assert_eq!(rig.are_open(), (0, 0));
+    rig.ah = handle_to(&rig.pair.a, rig.pair.b.gid());
+    assert_eq!(rig.open(0), Ok(()));
+    assert_eq!(rig.pair.b.ask(&Request::DestroyQp { qp: rig.pair.b_qp.handle }), Reply::Done);
+    assert_eq!(rig.pair.a_qp.send.rings_open(), 0);
+}
+
+/// The library can take it.
+#[test]
+fn a_receive_that_a_lost_datagram_left_is_not_kept() {
+    let mut rig = Rig::new();
+    assert_eq!(rig.open(0), Ok(()));
+    rig.receive(50);
+    rig.receive(200);
+    assert_eq!(rig.send(64), CompletionStatus::Success);
+    assert!(rig.pair.b_qp.receive.claim_receive(0), "the datagram was too long for it");
+    rig.pair.b_qp.receive.set_claimed(1);
+    assert_eq!(rig.send(64), CompletionStatus::Success);
+    assert_eq!(rig.pair.b_cq.wait().ring_position, 1);
+    assert!(!rig.pair.b_qp.receive.claim_receive(1));
+}
+
+#[test]
+fn a_receiver_has_so_many_rings_and_then_the_oldest_makes_room() {
+    let mut rig = Rig::new();
+    let (to, ah, count) = (rig.pair.b_qp.qpn, rig.ah, u64::from(DATAGRAM_RINGS_MAX));
+    let qps: Vec<Qp> = (0..=count).map(|_| rig.pair.a.create_qp(QpType::Ud, &rig.pair.a_cq)).collect();
+    let open = |qp: &Qp| {
+        let asked = Request::OpenDatagramRing { qp: qp.handle, ah, remote_qpn: to, qkey: QKEY, place: 0 };
+        rig.pair.a.ask_fds(&asked).0
+    };
+    for qp in &qps {
+        begin(&rig.pair.a, qp);
+    }
+    let (last, others) = qps.split_last().unwrap();
+    for qp in others {
+        assert!(matches!(open(qp), Reply::DatagramRing { .. }));
+    }
+    assert_eq!(open(last), Reply::Failed(VerbsError::Busy), "none is old");
+    assert_eq!((others[0].send.rings_open(), rig.are_open().1), (1, u64::MAX));
+    std::thread::sleep(std::time::Duration::from_millis(1100));
+    assert!(matches!(open(last), Reply::DatagramRing { .. }));
+    assert_eq!((others[0].send.rings_open(), others[1].send.rings_open(), last.send.rings_open()), (0, 1, 1));
+    assert_eq!(rig.are_open().1, u64::MAX);
+}
+
+#[test]
+fn a_network_that_is_routed_has_no_rings() {
+    let rig = Rig::new();
+    assert_eq!(rig.open(0), Ok(()));
+    set_path(&rig.pair.host, DataPath::Routed);
+    assert_eq!((rig.are_open(), rig.open(0)), ((0, 0), Err(VerbsError::NotSupported)));
+    set_path(&rig.pair.host, DataPath::Auto);
+    assert_eq!(rig.open(0), Ok(()));
+}
