@@ -13,7 +13,7 @@ use crate::backoff::{Backoff, PostHint};
 use crate::completion_channel::CompletionChannel;
 use crate::completion_sources::{Attached, CompletionSource, Role};
 use crate::inbox::Inbox;
-use crate::incoming::Incoming;
+use crate::incoming::Arrivals;
 use crate::lock;
 use crate::registry::{CompletedCount, Entry, Tag};
 use crate::rings::Rings;
@@ -21,7 +21,7 @@ use crate::session::Session;
 use freeflow_protocol::library::{Handle, Reply, Request};
 use freeflow_shm::layout::{CQ_DOORBELL_BASE, cq_bytes};
 use freeflow_shm::{BiasedMutex, CompletionConsumer, Segment, coarse_ns};
-use freeflow_verbs::{CQE_COUNT_MAX, Completion, CompletionFlags, CompletionStatus, VerbsError};
+use freeflow_verbs::{CQE_COUNT_MAX, Completion, CompletionFlags, VerbsError};
 use std::collections::VecDeque;
 use std::fmt;
 use std::os::fd::AsFd;
@@ -437,7 +437,7 @@ impl Inner {
     /// Puts a completion of the ring by, behind all of its queue that are older.
     #[cold]
     fn put_by(&mut self, session: &Session, completion: &Completion) {
-        let (mut completion, early) = (*completion, &mut self.early);
+        let (completion, early) = (*completion, &mut self.early);
         if let Some(CompletionSource::Qp(rings, _)) = self.attached.get(completion.qp_cookie)
             && rings.is_of(&completion)
         {
@@ -445,30 +445,9 @@ impl Inner {
                 let position = rings.posting_position(&completion);
                 self.inbox.take_older(rings, position, |older| early.push_back((older, true)));
             } else if let Some(incoming) = rings.incoming.lock().as_mut() {
-                let position = completion.ring_position;
-                if !incoming.passes(position) {
-                    if incoming.passed(position) {
-                        // This RECV has completed already: no honest router says so.
-                        return;
-                    }
-                    while let Some(older) = incoming.take(session, rings, (self.polls, self.timestamps)) {
-                        early.push_back((older, false));
-                        if incoming.passes(position) {
-                            break;
-                        }
-                    }
-                    incoming.commit();
-                    if !incoming.passed(position) {
-                        if incoming.keeps(&completion) {
-                            return;
-                        }
-                        // The peer says of its messages what is not so. This one is here.
-                        incoming.resume_after(position);
-                    }
-                }
-                if completion.status == CompletionStatus::WorkRequestFlushed {
-                    incoming.outlive_flush(session, rings, &mut completion, self.timestamps);
-                }
+                let about = (self.polls, self.timestamps);
+                return incoming
+                    .put_by(session, rings, &completion, about, |completion| early.push_back((completion, false)));
             }
         }
         early.push_back((completion, false));
@@ -497,12 +476,8 @@ impl Inner {
                 self.inbox.add_notified(rings);
                 continue;
             }
-            let may_accept = rings.incoming.lock().as_ref().is_none_or(|incoming| incoming.is_over(&rings));
-            if may_accept
-                && let Some(own) = session.own_memory()
-                && let Some(incoming) = Incoming::accept(session, &rings, rings.handle(), own)
-            {
-                rings.set_incoming(Some(incoming));
+            if let Some(own) = session.own_memory() {
+                rings.accept(session, own);
             }
             if !rings.has_incoming() {
                 continue;
@@ -580,7 +555,7 @@ impl Inner {
             return true;
         }
         let has_unreported = |rings: &Arc<Rings>| {
-            rings.incoming.lock().as_ref().is_some_and(|incoming| incoming.has_unreported(doorbell))
+            rings.incoming.lock().as_ref().is_some_and(|incoming| incoming.has_unreported(rings, doorbell))
         };
         if self.active.iter().any(has_unreported) {
             return true;
@@ -615,7 +590,7 @@ impl Inner {
 
 /// Ends the polling of a direct ring, whose sender notifies of its next message by the router.
 /// False: there is one already.
-fn is_cooled(incoming: &mut Incoming) -> bool {
+fn is_cooled(incoming: &mut Arrivals) -> bool {
     incoming.want_notifications(true);
     let is_cooled = incoming.is_empty();
     if is_cooled {

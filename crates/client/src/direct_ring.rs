@@ -29,14 +29,57 @@ impl DirectRingTerms {
 
     /// The direct ring's segment, and its credits; `None` if it can't be mapped.
     pub fn map(&self, descriptors: &[OwnedFd]) -> Option<(Arc<Segment>, CreditList)> {
-        let ([memory], &Self { segment_bytes, credit_count, .. }) = (descriptors, self) else { return None };
-        let credits = if credit_count == 0 { CreditList::Promised } else { CreditList::Each(credit_count) };
-        let bytes = direct_ring::bytes(credits.count());
-        if !credits.count().is_power_of_two() || bytes as u64 > segment_bytes {
-            return None;
-        }
-        let segment = Segment::map(memory.as_fd(), bytes).ok()?;
-        let _ = segment.set_dontfork();
-        Some((Arc::new(segment), credits))
+        let credits = if self.credit_count == 0 { CreditList::Promised } else { CreditList::Each(self.credit_count) };
+        Some((map_ring(self.segment_bytes, credits, descriptors)?, credits))
+    }
+}
+
+/// A direct ring's segment; `None` if it can't be mapped.
+pub(crate) fn map_ring(segment_bytes: u64, credits: CreditList, descriptors: &[OwnedFd]) -> Option<Arc<Segment>> {
+    let [memory] = descriptors else { return None };
+    let bytes = direct_ring::bytes(credits.count());
+    if !credits.count().is_power_of_two() || bytes as u64 > segment_bytes {
+        return None;
+    }
+    let segment = Segment::map(memory.as_fd(), bytes).ok()?;
+    let _ = segment.set_dontfork();
+    Some(Arc::new(segment))
+}
+
+/// Messages of a direct ring that are still taken once its end is noticed, however long that takes:
+/// their senders saw success. A full ring, and as many again for what a sender puts there in that
+/// moment. More than that comes only from a peer that goes on regardless, and would for ever.
+const CLOSE_DRAIN_COUNT_MAX: u32 = 2 * direct_ring::DESCRIPTOR_COUNT;
+
+/// The messages that are still taken of a closed direct ring.
+pub(crate) struct CloseDrain {
+    left: u32,
+}
+
+impl Default for CloseDrain {
+    fn default() -> Self {
+        Self { left: CLOSE_DRAIN_COUNT_MAX }
+    }
+}
+
+impl CloseDrain {
+    #[cold]
+    pub fn takes_another(&mut self) -> bool {
+        let takes = self.left > 0;
+        self.left = self.left.saturating_sub(1);
+        takes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_closed_direct_ring_gives_what_it_holds_and_not_for_ever() {
+        let mut close_drain = CloseDrain::default();
+        assert!((0..=direct_ring::DESCRIPTOR_COUNT).all(|_| close_drain.takes_another()));
+        let beyond = (0..10 * CLOSE_DRAIN_COUNT_MAX).filter(|_| close_drain.takes_another()).count();
+        assert!(beyond < CLOSE_DRAIN_COUNT_MAX as usize && !close_drain.takes_another());
     }
 }

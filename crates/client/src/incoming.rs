@@ -6,7 +6,8 @@
 //!
 //! RECVs of an SRQ have no such positions: the messages are numbered by themselves, and each takes
 //! the next RECV when it is polled ([`Shared`]).
-use crate::direct_ring::DirectRingTerms;
+use crate::datagrams::Datagrams;
+use crate::direct_ring::{CloseDrain, DirectRingTerms};
 use crate::promises::PROMISED_MAX;
 use crate::regions::{Cache, SGES_MAX};
 use crate::rings::Rings;
@@ -14,7 +15,6 @@ use crate::session::{NotificationListener, Session};
 use crate::shared_receives::{Promisee, SharedReceives, TakenReceive};
 use freeflow_protocol::FEATURE_NUMBERED_DIRECT_RINGS;
 use freeflow_protocol::library::{Handle, Request};
-use freeflow_shm::layout::direct_ring;
 use freeflow_shm::{CreditList, DirectRingReceiver, OwnMemory, OwnRange, Staged, monotonic_ns};
 use freeflow_verbs::{
     Access, Completion, CompletionFlags, CompletionOpcode, CompletionStatus, QpAttributeMask, QpAttributes, QpState,
@@ -22,11 +22,6 @@ use freeflow_verbs::{
 };
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
-
-/// Messages of a direct ring that are still taken once its end is noticed, however long that takes:
-/// their senders saw success. A full ring, and as many again for what a sender puts there in that
-/// moment. More than that comes only from a peer that goes on regardless, and would for ever.
-const CLOSE_DRAIN_COUNT_MAX: u32 = 2 * direct_ring::DESCRIPTOR_COUNT;
 
 /// The receiving end of a queue pair's direct ring. Under the lock of its receive CQ.
 pub(crate) struct Incoming {
@@ -102,26 +97,6 @@ impl Drop for Shared {
         self.set_polled(false);
         // Their RECVs are used up all the same.
         self.held.iter().for_each(|_| self.srq.completed().add_one());
-    }
-}
-
-/// The messages that are still taken of a closed direct ring.
-struct CloseDrain {
-    left: u32,
-}
-
-impl Default for CloseDrain {
-    fn default() -> Self {
-        Self { left: CLOSE_DRAIN_COUNT_MAX }
-    }
-}
-
-impl CloseDrain {
-    #[cold]
-    fn takes_another(&mut self) -> bool {
-        let takes = self.left > 0;
-        self.left = self.left.saturating_sub(1);
-        takes
     }
 }
 
@@ -514,15 +489,177 @@ fn fail(session: &Session, rings: &Rings) {
     let _ = session.call(&Request::ModifyQp { qp: rings.handle(), attributes, mask });
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// The receiving ends of direct rings. Under the lock of the receive CQ.
+#[allow(clippy::large_enum_variant, reason = "the larger one is looked at for each message")]
+pub(crate) enum Arrivals {
+    /// Of an RC or UC queue pair.
+    Peer(Incoming),
+    Datagrams(Box<Datagrams>),
+}
 
-    #[test]
-    fn a_closed_direct_ring_gives_what_it_holds_and_not_for_ever() {
-        let mut close_drain = CloseDrain::default();
-        assert!((0..=direct_ring::DESCRIPTOR_COUNT).all(|_| close_drain.takes_another()));
-        let beyond = (0..10 * CLOSE_DRAIN_COUNT_MAX).filter(|_| close_drain.takes_another()).count();
-        assert!(beyond < CLOSE_DRAIN_COUNT_MAX as usize && !close_drain.takes_another());
+/// Calls the method of the same name.
+macro_rules! each {
+    ($self:ident, $arrivals:ident => $call:expr) => {
+        match $self {
+            Self::Peer($arrivals) => $call,
+            Self::Datagrams($arrivals) => $call,
+        }
+    };
+}
+
+impl Arrivals {
+    /// The RECV that is taken next.
+    pub fn next(&self) -> u32 {
+        each!(self, arrivals => arrivals.next())
     }
+
+    /// Another ring may take its place.
+    pub fn is_over(&self, rings: &Rings) -> bool {
+        match self {
+            Self::Peer(incoming) => incoming.is_over(rings),
+            Self::Datagrams(_) => false,
+        }
+    }
+
+    /// The router completed the RECV at this position, and did not flush it. False: it is to be put by.
+    #[inline]
+    pub fn passes_whole(&mut self, completion: &Completion) -> bool {
+        each!(self, arrivals => arrivals.passes_whole(completion))
+    }
+
+    /// Messages need no notification, because the rings are polled; or they do.
+    #[inline]
+    pub fn want_notifications(&mut self, wants: bool) {
+        each!(self, arrivals => arrivals.want_notifications(wants));
+    }
+
+    /// An event was taken: it reports all messages that are there now.
+    pub fn note_reported(&mut self) {
+        each!(self, arrivals => arrivals.note_reported());
+    }
+
+    /// Whether a message can be taken, and there is one that no event reported. One that waits for a RECV rings this
+    /// doorbell when one is posted.
+    pub fn has_unreported(&self, rings: &Rings, doorbell: u32) -> bool {
+        match self {
+            Self::Peer(incoming) => incoming.has_unreported(doorbell),
+            Self::Datagrams(datagrams) => datagrams.has_unreported(&rings.receive_queue(), doorbell),
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        each!(self, arrivals => arrivals.is_empty())
+    }
+
+    /// The rings are polled, or no longer.
+    pub fn set_polled(&mut self, is_polled: bool) {
+        if let Self::Peer(incoming) = self {
+            incoming.set_polled(is_polled);
+        }
+    }
+
+    #[inline]
+    pub fn renew_promise(&mut self) {
+        if let Self::Peer(incoming) = self {
+            incoming.renew_promise();
+        }
+    }
+
+    /// RECVs of an SRQ were posted after there had not been enough.
+    pub fn note_receives(&mut self) {
+        if let Self::Peer(incoming) = self {
+            incoming.note_receives();
+        }
+    }
+
+    pub fn is_idle_since(&self, polls: u64) -> bool {
+        each!(self, arrivals => arrivals.is_idle_since(polls))
+    }
+
+    /// Takes the next message, if it is the RECVs' turn for one.
+    #[inline]
+    pub fn take(&mut self, session: &Session, rings: &Rings, about: (u64, bool)) -> Option<Completion> {
+        match self {
+            Self::Peer(incoming) => incoming.take(session, rings, about),
+            Self::Datagrams(datagrams) => take_datagram(datagrams, session, rings, about),
+        }
+    }
+
+    /// Gives taken room back to the sender.
+    #[inline]
+    pub fn commit(&mut self) {
+        each!(self, arrivals => arrivals.commit());
+    }
+
+    /// The router completed a RECV. `early` gets what comes before, and that RECV's completion, unless it is kept.
+    pub fn put_by(
+        &mut self,
+        session: &Session,
+        rings: &Rings,
+        completion: &Completion,
+        about: (u64, bool),
+        mut early: impl FnMut(Completion),
+    ) {
+        let position = completion.ring_position;
+        let is_flushed = completion.status == CompletionStatus::WorkRequestFlushed;
+        match self {
+            Self::Peer(incoming) => put_by_peer(incoming, session, rings, completion, about, early),
+            // This RECV has completed already: no honest router says so.
+            Self::Datagrams(datagrams) if datagrams.passed(position) => {}
+            Self::Datagrams(datagrams) if is_flushed => {
+                datagrams.end();
+                datagrams.resume_after(position);
+                early(*completion);
+            }
+            Self::Datagrams(datagrams) => early(match datagrams.passes_whole(completion) {
+                true => *completion,
+                false => datagrams.reorder(session, &rings.receive_queue(), completion, about.1),
+            }),
+        }
+    }
+}
+
+#[inline(never)] // beside the peer's
+fn take_datagram(
+    datagrams: &mut Datagrams,
+    session: &Session,
+    rings: &Rings,
+    about: (u64, bool),
+) -> Option<Completion> {
+    datagrams.take(session, &rings.receive_queue(), about)
+}
+
+fn put_by_peer(
+    incoming: &mut Incoming,
+    session: &Session,
+    rings: &Rings,
+    completion: &Completion,
+    about: (u64, bool),
+    mut early: impl FnMut(Completion),
+) {
+    let (mut completion, position) = (*completion, completion.ring_position);
+    if !incoming.passes(position) {
+        if incoming.passed(position) {
+            // This RECV has completed already: no honest router says so.
+            return;
+        }
+        while let Some(older) = incoming.take(session, rings, about) {
+            early(older);
+            if incoming.passes(position) {
+                break;
+            }
+        }
+        incoming.commit();
+        if !incoming.passed(position) {
+            if incoming.keeps(&completion) {
+                return;
+            }
+            // The peer says of its messages what is not so. This one is here.
+            incoming.resume_after(position);
+        }
+    }
+    if completion.status == CompletionStatus::WorkRequestFlushed {
+        incoming.outlive_flush(session, rings, &mut completion, about.1);
+    }
+    early(completion);
 }

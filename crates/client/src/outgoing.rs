@@ -10,11 +10,14 @@
 //!
 //! Messages of UC may be lost, by the router alone, and then take no RECV: it closes the direct ring
 //! before it is done with one that is, and says at which RECV the next ring begins.
+mod datagrams;
+
 use crate::direct_ring::DirectRingTerms;
 use crate::grants::Grants;
 use crate::payload::{NO_RANGES, Payload, QpContext};
 use crate::posting_order::FAR;
 use crate::regions::Cache;
+use datagrams::Datagrams;
 use freeflow_protocol::FEATURE_NUMBERED_DIRECT_RINGS;
 use freeflow_protocol::library::Request;
 use freeflow_shm::{
@@ -85,6 +88,8 @@ pub(crate) struct Outgoing {
     /// Of the last direct ring: what `backoff` was before, and `ring_messages` at its begin.
     backoff_before: u32,
     opened_at: u32,
+    /// Of a UD queue pair, instead of the ring.
+    datagrams: Option<Box<Datagrams>>,
     pub keys: Cache,
     pub grants: Grants,
 }
@@ -121,12 +126,14 @@ fn look(open: &mut OpenRing, msn: u32, bytes: u32) -> RingLook {
 
 impl Outgoing {
     pub fn new(qp_type: QpType) -> Self {
-        Self { is_unreliable: qp_type == QpType::Uc, ..Self::default() }
+        let datagrams = (qp_type == QpType::Ud).then(Box::default);
+        Self { is_unreliable: qp_type == QpType::Uc, datagrams, ..Self::default() }
     }
 
     /// The QP was reset.
     pub fn begin_anew(&mut self) {
-        *self = Self { is_unreliable: self.is_unreliable, ..Self::default() };
+        let datagrams = self.datagrams.is_some().then(Box::default);
+        *self = Self { is_unreliable: self.is_unreliable, datagrams, ..Self::default() };
     }
 
     /// Carries a request out. False: the router shall.

@@ -5,8 +5,9 @@ use crate::inbox::LocalCompletion;
 use crate::lock;
 use crate::outgoing::ATOMIC_BYTES;
 use crate::payload::QpContext;
+use crate::receive_side::ReceiveSide;
 use crate::registry::{Entry, Tag};
-use crate::rings::{ReceiveSide, Rings, RingsParameters, SendSide};
+use crate::rings::{Rings, RingsParameters, SendSide};
 use crate::session::Session;
 use crate::shared_receive_queue::SharedReceiveQueue;
 use freeflow_protocol::library::{Handle, Reply, Request};
@@ -120,7 +121,7 @@ impl QueuePair {
         };
         if let Some(rings) = &rings {
             attach(rings, wanted);
-            if passes_router(wanted.qp_type) {
+            if passes_router(wanted.qp_type) || wanted.qp_type == QpType::Ud {
                 let listener: Weak<Rings> = Arc::downgrade(rings);
                 lock(&session.listeners).insert(cookie, listener);
             }
@@ -371,11 +372,37 @@ impl SendBatch<'_> {
             let SendSide { ring, outgoing } = &mut *self.side;
             outgoing.note_routed(request, position, signaled);
             self.rings.posting_order.keep_near(ring.position());
+        } else if self.qp.qp_type == QpType::Ud && self.push_datagram(&{ *request }, signaled) {
+            return Ok(());
         }
         self.side.ring.publish_send(&{ *request });
         self.posted = true;
         self.note_post();
         Ok(())
+    }
+
+    /// Carries a datagram out, or takes note that the router gets it.
+    #[inline(never)] // beside the others
+    fn push_datagram(&mut self, request: &SendDescriptor<'_>, signaled: bool) -> bool {
+        let qp = self.qp;
+        // Acquire: pairs with `give_back`.
+        let returned = self.rings.send_done.load(Ordering::Acquire);
+        if let Some(own) = qp.session.own_memory()
+            && qp.state() == QpState::ReadyToSend
+        {
+            let (session, handle, cookie, pd) = (&*qp.session, qp.handle, qp.cookie, self.rings.pd);
+            let context = QpContext { session, handle, cookie, pd, own };
+            let SendSide { ring, outgoing } = &mut *self.side;
+            if outgoing.carry_out_datagram(&context, ring, returned, request) {
+                self.complete(request, signaled);
+                return true;
+            }
+        }
+        let position = self.posted();
+        let SendSide { ring, outgoing } = &mut *self.side;
+        outgoing.note_datagram_routed(request, position, signaled);
+        self.rings.posting_order.keep_near(ring.position());
+        false
     }
 
     #[inline]
@@ -534,16 +561,29 @@ impl ReceiveBatch<'_> {
     }
 }
 
-impl Drop for ReceiveBatch<'_> {
-    #[inline]
-    fn drop(&mut self) {
-        if self.posted && self.side.ring.must_ring_receive() {
+impl ReceiveBatch<'_> {
+    /// The router waits for a RECV, or an armed CQ hears of the datagram that did.
+    #[cold]
+    fn ring(&mut self) {
+        if self.side.ring.must_ring_receive() {
             self.qp.session.ring(self.qp.cookie);
+        }
+        if let Some(doorbell) = self.side.waiting.take() {
+            self.qp.session.ring(doorbell);
         }
     }
 }
 
-/// Whether requests of such a QP may go past the router.
+impl Drop for ReceiveBatch<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.posted && (self.side.ring.must_ring_receive() || self.side.waiting.is_some()) {
+            self.ring();
+        }
+    }
+}
+
+/// Whether requests of such a QP may go past the router to its peer.
 #[inline]
 fn passes_router(qp_type: QpType) -> bool {
     matches!(qp_type, QpType::Rc | QpType::Uc)

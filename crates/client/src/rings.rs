@@ -1,14 +1,16 @@
 //! The rings of a queue pair, as posts, its CQs and its direct ring see them.
+use crate::datagrams::Datagrams;
 use crate::inbox::Inbox;
-use crate::incoming::Incoming;
+use crate::incoming::{Arrivals, Incoming};
 use crate::outgoing::Outgoing;
 use crate::posting_order::PostingOrder;
+use crate::receive_side::{ReceiveQueue, ReceiveSide};
 use crate::regions::{Cache, SGES_MAX};
 use crate::session::{NotificationListener, Session};
 use crate::shared_receives::{Promisee, SharedReceives};
 use freeflow_protocol::library::Handle;
 use freeflow_shm::layout::QueueShape;
-use freeflow_shm::{BiasedMutex, CreditWriter, RequestProducer, Segment};
+use freeflow_shm::{BiasedMutex, CreditWriter, OwnMemory, RequestProducer, Segment};
 use freeflow_verbs::{Completion, CompletionFlags, QpType, Sge};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -39,7 +41,10 @@ pub(crate) struct Rings {
     receive_inbox: Option<Arc<Inbox>>,
     /// There while messages may come by a direct ring. Under the lock of the receive CQ.
     has_incoming: AtomicBool,
-    pub incoming: BiasedMutex<Option<Incoming>>,
+    pub incoming: BiasedMutex<Option<Arrivals>>,
+    is_datagram: bool,
+    /// Rings of datagrams that were offered and that this side knows of. Under the lock of the receive CQ.
+    offers_seen: AtomicU32,
     own: Weak<Self>,
 }
 
@@ -47,23 +52,6 @@ pub(crate) struct Rings {
 pub(crate) struct SendSide {
     pub ring: RequestProducer,
     pub outgoing: Outgoing,
-}
-
-/// The receive queue, and the peer's view of its RECVs.
-pub(crate) struct ReceiveSide {
-    pub ring: RequestProducer,
-    pub credits: Option<CreditWriter>,
-    pub keys: Cache,
-    /// If it uses an SRQ: messages taken out of direct rings since the last reset.
-    ring_messages: u32,
-}
-
-impl ReceiveSide {
-    /// The QP uses an SRQ: so many messages were taken out of its direct rings.
-    pub fn count_ring_messages(&mut self, added: i32) {
-        self.ring_messages = self.ring_messages.wrapping_add_signed(added);
-        self.ring.set_claimed(self.ring_messages);
-    }
 }
 
 /// Parameters of rings besides their memory.
@@ -104,6 +92,7 @@ impl Rings {
                 ring: receive,
                 credits: None,
                 keys: Cache::default(),
+                waiting: None,
                 ring_messages: 0,
             }),
             receive_done: AtomicU32::new(0),
@@ -112,6 +101,8 @@ impl Rings {
             receive_inbox: parameters.receive_inbox,
             has_incoming: AtomicBool::new(false),
             incoming: BiasedMutex::new(None),
+            is_datagram: parameters.qp_type == QpType::Ud,
+            offers_seen: AtomicU32::new(0),
             own: own.clone(),
         }))
     }
@@ -189,7 +180,7 @@ impl Rings {
         self.has_incoming.load(Ordering::Relaxed)
     }
 
-    pub fn set_incoming(&self, incoming: Option<Incoming>) {
+    pub fn set_incoming(&self, incoming: Option<Arrivals>) {
         if incoming.is_none() && self.has_incoming() {
             self.receive.lock().credits = None;
         }
@@ -197,6 +188,30 @@ impl Rings {
         // Relaxed: as above.
         self.has_incoming.store(incoming.is_some(), Ordering::Relaxed);
         *place = incoming;
+    }
+
+    /// Accepts what the router has to offer, if there is anything.
+    pub fn accept(&self, session: &Session, own: OwnMemory) {
+        if self.is_datagram {
+            if !self.has_incoming() && self.receive_queue().has_offers() {
+                self.set_incoming(Some(Arrivals::Datagrams(Box::new(Datagrams::new(self.next_receive(), own)))));
+            }
+            if let Some(Arrivals::Datagrams(datagrams)) = self.incoming.lock().as_mut() {
+                datagrams.adopt(session, &self.receive_queue());
+            }
+            return;
+        }
+        let may_accept = self.incoming.lock().as_ref().is_none_or(|incoming| incoming.is_over(self));
+        if may_accept && let Some(incoming) = Incoming::accept(session, self, self.handle, own) {
+            self.set_incoming(Some(Arrivals::Peer(incoming)));
+        }
+    }
+
+    /// As datagrams of direct rings see it.
+    #[inline]
+    pub fn receive_queue(&self) -> ReceiveQueue<'_> {
+        let Self { cookie, qpn, pd, handle, receive, offers_seen, .. } = self;
+        ReceiveQueue { cookie: *cookie, qpn: *qpn, pd: *pd, handle: *handle, side: receive, offers_seen }
     }
 
     pub fn handle(&self) -> Handle {
@@ -210,7 +225,7 @@ impl Rings {
 
     /// The RECV that is next, by whichever way; or the message that takes one.
     pub fn next_receive(&self) -> u32 {
-        let next = self.incoming.lock().as_ref().map(Incoming::next);
+        let next = self.incoming.lock().as_ref().map(Arrivals::next);
         next.unwrap_or_else(|| self.receive_done.load(Ordering::Acquire))
     }
 
@@ -258,7 +273,7 @@ impl Rings {
     pub fn reset_receives(&self) {
         let mut receive = self.receive.lock();
         receive.ring.reset();
-        (receive.credits, receive.ring_messages) = (None, 0);
+        (receive.credits, receive.ring_messages, receive.waiting) = (None, 0, None);
         self.receive_done.store(0, Ordering::Release);
     }
 }

@@ -1,0 +1,320 @@
+//! Datagrams that the posting thread puts into direct rings: a ring for each destination that gets many.
+//!
+//! A destination is what a request names: address handle, remote QPN and Q_Key. Whatever is not as when its ring was
+//! opened goes through the router.
+//!
+//! Invariant: a datagram goes into a ring only if the router is done with all that it got before, so datagrams from
+//! one QP to another are in order when the router comes first. When the ring does, its receiver sees to that: each
+//! datagram in it says how many the router had got for this destination before.
+use super::{FULL_NS_MAX, FULL_NS_MIN, Outgoing, REQUESTS_BETWEEN_MAX, WAIT_NS_MAX, wait_until};
+use crate::direct_ring::map_ring;
+use crate::payload::{NO_RANGES, Payload, QpContext};
+use freeflow_protocol::FEATURE_DIRECT_DATAGRAMS;
+use freeflow_protocol::library::{DATAGRAM_RINGS_MAX, Reply, Request};
+use freeflow_shm::{CreditList, DirectRingSender, RequestProducer, SendDescriptor, Staged};
+use freeflow_verbs::datagram::UD_MESSAGE_BYTES_MAX;
+use freeflow_verbs::{CompletionFlags, SendFlags, VerbsError};
+use std::collections::HashMap;
+
+/// Datagrams to a destination before a ring is asked for.
+const DATAGRAMS_BEFORE_RING: u32 = 64;
+/// Destinations that are remembered besides those with rings.
+const KNOWN_MAX: usize = 1024;
+/// Posts for which a ring must not have been used before another destination's takes its place.
+const UNUSED_FOR: u64 = 1 << 13;
+
+/// Destination of a datagram, as its request has it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+struct Key {
+    /// Address handle (low half) and remote QPN.
+    to: u64,
+    qkey: u32,
+}
+
+impl Key {
+    fn of(request: &SendDescriptor<'_>) -> Self {
+        Self { to: request.remote_address, qkey: request.rkey }
+    }
+
+    fn remote_qpn(self) -> u32 {
+        (self.to >> 32) as u32
+    }
+}
+
+#[derive(Default)]
+struct Destination {
+    /// Datagrams that could have gone by a ring since it was last asked for, and how many it takes.
+    missed: u32,
+    backoff: u32,
+    ring: Option<Ring>,
+}
+
+struct Ring {
+    sender: DirectRingSender,
+    place: u32,
+    /// How long a post waits for room.
+    full_ns: u64,
+    /// Posts when it was last used.
+    used_at: u64,
+    /// Datagrams to its receiver that the router got since the ring was opened.
+    routed: u32,
+}
+
+/// The destinations of a UD queue pair.
+#[derive(Default)]
+pub(super) struct Datagrams {
+    known: HashMap<Key, usize>,
+    destinations: Vec<Destination>,
+    /// The last one.
+    last: Option<(Key, usize)>,
+    places: Places,
+    posts: u64,
+}
+
+/// The destinations of rings, by place.
+struct Places([Option<Key>; DATAGRAM_RINGS_MAX as usize]);
+
+impl Default for Places {
+    fn default() -> Self {
+        Self([None; DATAGRAM_RINGS_MAX as usize])
+    }
+}
+
+impl Datagrams {
+    #[inline]
+    fn find(&mut self, key: Key) -> usize {
+        match self.last {
+            Some((last, at)) if last == key => at,
+            _ => self.look_up(key),
+        }
+    }
+
+    fn look_up(&mut self, key: Key) -> usize {
+        if self.destinations.len() >= KNOWN_MAX + self.places.0.len() {
+            self.forget();
+        }
+        let next = self.destinations.len();
+        let at = *self.known.entry(key).or_insert(next);
+        if at == next {
+            self.destinations.push(Destination::default());
+        }
+        self.last = Some((key, at));
+        at
+    }
+
+    /// Forgets destinations without rings.
+    #[cold]
+    fn forget(&mut self) {
+        let mut kept = Vec::new();
+        let destinations = &mut self.destinations;
+        self.known.retain(|_, at| {
+            let destination = std::mem::take(&mut destinations[*at]);
+            let is_kept = destination.ring.is_some();
+            if is_kept {
+                *at = kept.len();
+                kept.push(destination);
+            }
+            is_kept
+        });
+        self.destinations = kept;
+        self.last = None;
+    }
+
+    /// The destination's ring, if it takes datagrams; else one may be asked for.
+    #[inline]
+    fn ring_to(&mut self, key: Key, context: &QpContext<'_>, queue: &RequestProducer) -> Option<usize> {
+        self.posts += 1;
+        let at = self.find(key);
+        let destination = &mut self.destinations[at];
+        if let Some(ring) = &mut destination.ring {
+            if is_open(ring, queue) {
+                ring.used_at = self.posts;
+                return ring.sender.is_open().then_some(at);
+            }
+            self.places.0[ring.place as usize] = None;
+            destination.ring = None;
+        }
+        destination.missed += 1;
+        if destination.missed > destination.backoff.max(DATAGRAMS_BEFORE_RING) {
+            self.ask(key, at, context, queue);
+        }
+        None
+    }
+
+    #[cold]
+    fn ask(&mut self, key: Key, at: usize, context: &QpContext<'_>, queue: &RequestProducer) {
+        let destination = &mut self.destinations[at];
+        destination.missed = 0;
+        destination.backoff = (destination.backoff.max(DATAGRAMS_BEFORE_RING) * 2).min(REQUESTS_BETWEEN_MAX);
+        if !context.session.speaks(FEATURE_DIRECT_DATAGRAMS) {
+            return;
+        }
+        if !wait_until(WAIT_NS_MAX, || queue.taken() == queue.position()) {
+            // It has not been asked, so the next time is sooner.
+            destination.missed = destination.backoff / 2;
+            return;
+        }
+        let Some(place) = self.free_place() else { return };
+        let (ah, remote_qpn) = (key.to as u32, key.remote_qpn());
+        let request = Request::OpenDatagramRing { qp: context.handle, ah, remote_qpn, qkey: key.qkey, place };
+        let destination = &mut self.destinations[at];
+        match context.session.call(&request) {
+            Ok((Reply::DatagramRing { segment_bytes }, descriptors)) => {
+                let Some(segment) = map_ring(segment_bytes, CreditList::Promised, &descriptors) else { return };
+                let sender = DirectRingSender::new(segment, CreditList::Promised);
+                destination.backoff = 0;
+                destination.ring = Some(Ring { sender, place, full_ns: FULL_NS_MAX, used_at: self.posts, routed: 0 });
+                self.places.0[place as usize] = Some(key);
+            }
+            Err(VerbsError::NotSupported) => destination.backoff = REQUESTS_BETWEEN_MAX,
+            Ok(_) | Err(_) => {}
+        }
+    }
+
+    /// A place for a ring; that of the ring which was not used for longest, if it is long.
+    fn free_place(&mut self) -> Option<u32> {
+        if let Some(place) = self.places.0.iter().position(Option::is_none) {
+            return Some(place as u32);
+        }
+        let mut oldest = None;
+        for key in self.places.0.iter().flatten() {
+            let Some(&at) = self.known.get(key) else { continue };
+            let Some(ring) = &self.destinations[at].ring else { continue };
+            if oldest.is_none_or(|(used_at, _, _)| ring.used_at < used_at) {
+                oldest = Some((ring.used_at, ring.place, at));
+            }
+        }
+        let (used_at, place, at) = oldest.filter(|(used_at, _, _)| self.posts - used_at > UNUSED_FOR)?;
+        debug_assert!(used_at <= self.posts);
+        self.destinations[at].ring = None;
+        self.places.0[place as usize] = None;
+        Some(place)
+    }
+
+    /// The router gets this datagram. True: there is a ring to the receiver, perhaps for another address handle or
+    /// Q_Key.
+    fn note_routed(&mut self, request: &SendDescriptor<'_>) -> bool {
+        let remote_qpn = Key::of(request).remote_qpn();
+        let mut has_ring = false;
+        for key in self.places.0.iter().flatten().filter(|key| key.remote_qpn() == remote_qpn) {
+            let at = self.known.get(key).copied();
+            if let Some(ring) = at.and_then(|at| self.destinations[at].ring.as_mut()) {
+                ring.routed = ring.routed.wrapping_add(1);
+                has_ring = true;
+            }
+        }
+        has_ring
+    }
+}
+
+#[inline]
+fn is_open(ring: &Ring, queue: &RequestProducer) -> bool {
+    queue.rings_open() & 1 << (ring.place & 63) != 0
+}
+
+impl Ring {
+    /// Whether there is room for so many bytes. Waits a little for it; one that does not poll is not waited for again
+    /// and again.
+    #[inline]
+    fn finds_room(&mut self, bytes: u32) -> bool {
+        self.sender.has_room(bytes) || self.awaits_room(bytes)
+    }
+
+    #[cold]
+    fn awaits_room(&mut self, bytes: u32) -> bool {
+        let has_room = wait_until(self.full_ns, || self.sender.has_room(bytes));
+        let longer = if has_room { self.full_ns * 2 } else { self.full_ns / 2 };
+        self.full_ns = longer.clamp(FULL_NS_MIN, FULL_NS_MAX);
+        has_room
+    }
+}
+
+impl Outgoing {
+    /// Puts a datagram into the ring of its destination. False: the router shall have it.
+    pub fn carry_out_datagram(
+        &mut self,
+        context: &QpContext<'_>,
+        queue: &mut RequestProducer,
+        returned: u32,
+        request: &SendDescriptor<'_>,
+    ) -> bool {
+        let Some(datagrams) = &mut self.datagrams else { return false };
+        let Some(at) = datagrams.ring_to(Key::of(request), context, queue) else { return false };
+        let mut room = NO_RANGES;
+        let Some(payload) = Payload::of(request, context, &mut self.keys, &mut room) else { return false };
+        let bytes = payload.bytes;
+        if u64::from(bytes) > UD_MESSAGE_BYTES_MAX
+            || !context.session.is_surely_alive()
+            || !(self.is_ours || self.is_drained(queue, returned, 0))
+        {
+            return false;
+        }
+        let Some(ring) = self.datagrams.as_mut().and_then(|datagrams| datagrams.destinations[at].ring.as_mut()) else {
+            return false;
+        };
+        // A request that the router had before may have failed.
+        if !is_open(ring, queue) || !ring.finds_room(bytes) {
+            return false;
+        }
+        let solicited = request.flags.contains(SendFlags::SOLICITED);
+        let flag = |set: bool, flag: u8| if set { flag } else { 0 };
+        let has_immediate = request.opcode.has_immediate();
+        let message = Staged {
+            length: bytes,
+            msn: ring.routed,
+            immediate: if has_immediate { request.immediate } else { 0 },
+            flags: CompletionFlags(
+                flag(has_immediate, CompletionFlags::WITH_IMMEDIATE) | flag(solicited, CompletionFlags::SOLICITED),
+            ),
+            written: None,
+        };
+        ring.sender.publish(context.own, &message, payload.inline, payload.ranges);
+        if ring.sender.must_notify() {
+            queue.notify_ring(ring.place, solicited);
+            context.session.ring(context.cookie);
+        }
+        queue.count_send(bytes);
+        true
+    }
+
+    /// The router gets the next request: before it is published.
+    pub fn note_datagram_routed(&mut self, request: &SendDescriptor<'_>, posted: u32, signaled: bool) {
+        let before = self.routed;
+        self.note_routed(request, posted, signaled);
+        let has_ring = self.datagrams.as_mut().is_some_and(|datagrams| datagrams.note_routed(request));
+        if !has_ring {
+            // Those to others are not waited for.
+            self.routed = before;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(to: u64) -> Key {
+        Key { to, qkey: 7 }
+    }
+
+    #[test]
+    fn destinations_without_rings_are_forgotten() {
+        let mut datagrams = Datagrams::default();
+        for to in 0..100_000 {
+            let at = datagrams.find(key(to));
+            datagrams.destinations[at].missed += 1;
+            assert_eq!(datagrams.find(key(to)), at);
+            assert!(datagrams.destinations.len() <= KNOWN_MAX + DATAGRAM_RINGS_MAX as usize);
+            assert_eq!(datagrams.known.len(), datagrams.destinations.len());
+        }
+    }
+
+    #[test]
+    fn another_handle_or_q_key_is_another_destination() {
+        let mut datagrams = Datagrams::default();
+        let first = datagrams.find(key(1));
+        assert_ne!(datagrams.find(Key { to: 1, qkey: 8 }), first);
+        assert_ne!(datagrams.find(key(1 | 5 << 32)), first);
+        assert_eq!(datagrams.find(key(1)), first);
+    }
+}
