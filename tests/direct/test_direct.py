@@ -226,10 +226,14 @@ REASONS = [
     (None, ["ib_send_lat", "-F", "-D", "60"], None),
     ("message over 256 KiB", ["ib_send_bw", "-F", "-s", "524288", "-D", "60"], None),
     (None, ["ib_atomic_bw", "-F", "-D", "60"], None),
-    ("neither RC nor UC", ["ib_send_bw", "-c", "UD", "-F", "-D", "60"], None),
+    (None, ["ib_send_bw", "-c", "UD", "-F", "-D", "60"], None),
+    (None, ["ib_send_lat", "-c", "UD", "-F", "-D", "60"], None),
+    ("UC or UD with an SRQ", ["ib_send_lat", "-c", "UD", "--use-srq", "-F", "-D", "60"], None),
+    ("its library does not ask", ["ib_send_bw", "-c", "UD", "-F", "-D", "60"], ["env", "FREEFLOW_DIRECT=off", "ib_send_bw", "-c", "UD", "-F", "-D", "60"]),
+    ("peer does not take it", ["env", "FREEFLOW_DIRECT=off", "ib_send_bw", "-c", "UD", "-F", "-D", "60"], ["ib_send_bw", "-c", "UD", "-F", "-D", "60"]),
     (None, ["ib_write_bw", "-c", "UC", "-F", "-D", "60"], None),
     (None, ["ib_send_lat", "-c", "UC", "-F", "-D", "60"], None),
-    ("UC with an SRQ", ["ib_send_lat", "-c", "UC", "--use-srq", "-F", "-D", "60"], None),
+    ("UC or UD with an SRQ", ["ib_send_lat", "-c", "UC", "--use-srq", "-F", "-D", "60"], None),
     (None, ["ib_send_bw", "-F", "--use-srq", "-D", "60"], None),
     ("its library does not ask", ["ib_write_bw", "-F", "-D", "60"], ["env", "FREEFLOW_DIRECT=off", "ib_write_bw", "-F", "-D", "60"]),
     ("peer does not take it", ["env", "FREEFLOW_DIRECT=off", "ib_send_bw", "-F", "-s", "64", "-D", "60"], ["ib_send_bw", "-F", "-s", "64", "-D", "60"]),
@@ -296,8 +300,12 @@ def stopped(host, server, client, load, path):
 # ---- cases in C
 
 
-def cases(server, client, direct, names=(), rounds=ROUNDS, options=()):
-    words = [direct, "-s", SEED, "-n", rounds, *options]
+# Those that lose nothing, or know what they lose.
+UD_CASES = ["ud_one_sender", "ud_several_senders", "ud_headers", "ud_events", "ud_q_key", "begins_anew", "ud_handle", "ud_to_itself"]
+
+
+def cases(server, client, direct, names=(), rounds=ROUNDS, options=(), before=()):
+    words = [*before, direct, "-s", SEED, "-n", rounds, *options]
     server_output, output = harness.in_two_containers(
         server, client, [*words, "server", PORT, *names], [*words, "client", "{ip}", PORT, *names],
         seconds=60 + rounds)
@@ -522,6 +530,19 @@ def test_cases_of_uc_while_the_path_changes(both):
 @pytest.mark.parametrize("path", paths.ALL)
 def test_lost_messages(both, path):
     losses(*both, harness.program("direct"), path)
+
+
+@pytest.mark.parametrize("path", paths.ALL)
+def test_datagrams(both, path):
+    losses(*both, harness.program("direct"), path, "ud_", 0.6)
+
+
+def test_datagrams_while_the_path_changes(both):
+    cases_switched(*both, harness.program("direct"), UD_CASES)
+
+
+def test_datagrams_of_programs_without_the_direct_path(server, client):
+    cases(server, client, harness.program("direct"), ["ud_"], before=["env", "FREEFLOW_DIRECT=off"])
 
 
 def test_next_ring_after_a_lost_message(both):
