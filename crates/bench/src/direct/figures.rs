@@ -44,13 +44,15 @@ fn failed(error: std::io::Error) -> String {
 }
 
 fn latency() -> Vec<Figure> {
-    let one = |program: &'static str, group: &'static str, bytes: usize, floor: f64, aim: f64| {
-        let what = format!("{group} {}, {program}", size(bytes));
+    type Called = (&'static str, &'static [&'static str]);
+    let one = |(program, more): Called, group: &'static str, bytes: usize, floor: f64, aim: f64| {
+        let length = format!("{},", size(bytes));
+        let what = [&[group, &length, program], more].concat().join(" ");
         Figure {
             wanted: Wanted { group, what, limit: LINE, unit: "ns", floor, aim },
             limit: Box::new(|_| Handoff::measure().map(|handoff| handoff.summary.p50).map_err(failed)),
             value: Box::new(move |bench| {
-                let numbers = bench.perftest(program, bytes, &[])?;
+                let numbers = bench.perftest(program, bytes, more)?;
                 let at = |index: usize| numbers.get(index).map(|microseconds| microseconds * 1e3);
                 // Half a round trip, which is one way; an atomic's figure is all of it.
                 Ok(Value { value: at(4).ok_or("no median")?, p10: None, p99: at(7) })
@@ -58,10 +60,11 @@ fn latency() -> Vec<Figure> {
         }
     };
     vec![
-        one("ib_write_lat", "WRITE", 8, 4.0, 2.5),
-        one("ib_write_lat", "WRITE", 64, 4.0, 2.5),
-        one("ib_send_lat", "SEND", 64, 2.0, 1.6),
-        one("ib_atomic_lat", "FETCH_ADD", 8, 2.0, 1.6),
+        one(("ib_write_lat", &[]), "WRITE", 8, 4.0, 2.5),
+        one(("ib_write_lat", &[]), "WRITE", 64, 4.0, 2.5),
+        one(("ib_send_lat", &[]), "SEND", 64, 2.0, 1.6),
+        one(("ib_send_lat", &["-c", "UD"]), "SEND", 64, 2.5, 1.8),
+        one(("ib_atomic_lat", &[]), "FETCH_ADD", 8, 2.0, 1.6),
     ]
 }
 
@@ -84,6 +87,7 @@ fn rates() -> Vec<Figure> {
     vec![
         // A completion of every message is polled, at both ends; by itself perftest asks for one of a hundred.
         one(("ib_send_bw", 64, &["-Q", "1"]), "SEND", 0.09, 0.15),
+        one(("ib_send_bw", 64, &["-c", "UD", "-Q", "1"]), "SEND", 0.07, 0.12),
         one(("ib_write_bw", 64, &[]), "WRITE", 0.2, 0.3),
         one(("ib_atomic_bw", 8, &["-o", "16"]), "FETCH_ADD", 0.1, 0.2),
     ]
