@@ -44,11 +44,15 @@ impl Completer {
         let completion =
             Completion { vendor_error: fault.syndrome as u8, ..self.send_completion(now, id, fault.status) };
         self.drop_request(env, id);
+        let qp = self.qp(id);
+        if !qp.service.is_reliable() && qp.state() != QpState::Error {
+            // Before anybody can know of it.
+            env.revoke_direct(id);
+        }
         self.post(env, id, Side::Send, completion);
         if self.qp(id).service.is_reliable() {
             self.enter_error(env, id);
         } else if self.qp(id).state() != QpState::Error {
-            env.revoke_direct(id);
             let qp = self.qp_mut(id);
             qp.attributes.state = QpState::SqError;
             qp.send.drain = Drain::None;
