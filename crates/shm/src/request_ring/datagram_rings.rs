@@ -39,8 +39,11 @@ impl RequestConsumer {
         // Acquire; partner: the Release `fetch_or` in `RequestProducer::notify_ring`.
         let notified = self.view.wide_header::<{ queue::RINGS_NOTIFIED }>().swap(0, Ordering::Acquire);
         let solicited = self.view.wide_header::<{ queue::RINGS_SOLICITED }>();
-        // Relaxed: came with the first. What comes between both says twice that it is solicited at worst.
-        (notified, if notified == 0 { 0 } else { solicited.swap(0, Ordering::Relaxed) })
+        // Only those of the rings that were notified of: another one's bit may have come between both, and belongs to
+        // the next call. Relaxed: came with the first. A second notification of the same ring that comes between both
+        // makes this one solicited instead.
+        let taken = if notified == 0 { 0 } else { solicited.fetch_and(!notified, Ordering::Relaxed) };
+        (notified, taken & notified)
     }
 
     /// Says which rings of datagrams are open.

@@ -442,6 +442,20 @@ fn a_receive_that_was_put_back_is_the_next_one() {
 }
 
 #[test]
+fn a_solicited_datagram_waits_for_its_notification() {
+    let Pair { mut producer, consumer, .. } = send_pair(4, 1, 0);
+    // Of the ring at place 5 only the first of the two words has come.
+    let solicited = producer.view.wide_header::<{ queue::RINGS_SOLICITED }>();
+    solicited.fetch_or(1 << 5, Ordering::Relaxed);
+    producer.notify_ring(3, false);
+    assert_eq!(consumer.take_notified_rings(), (1 << 3, 0));
+    producer.notify_ring(5, false);
+    assert_eq!(consumer.take_notified_rings(), (1 << 5, 1 << 5));
+    producer.notify_ring(5, false);
+    assert_eq!(consumer.take_notified_rings(), (1 << 5, 0));
+}
+
+#[test]
 fn rings_of_datagrams_are_named_by_their_places() {
     let Pair { mut producer, consumer, .. } = send_pair(4, 1, 0);
     assert_eq!(consumer.take_notified_rings(), (0, 0));
