@@ -38,7 +38,8 @@ pub fn claim(owner: &AtomicU32, position: u32, taker: Taker) -> bool {
     // Relaxed, all: what the RECV says was published with its slot, and who loses reads and writes
     // nothing of it.
     let mut before = owner.load(Ordering::Relaxed);
-    // Twice at most: the other side stores a position's word once. One that scribbles gets all.
+    // Twice at most: the other side has it then, or has just given it back, and who comes too late for that may as well
+    // have come before. One that scribbles gets all.
     for _ in 0..2 {
         if before >> 2 == wanted >> 2 && before & 3 != 0 {
             return before == wanted;

@@ -312,7 +312,7 @@ pub mod descriptor {
     pub const LENGTH: usize = 0;
     /// u32: position + 1; stored last.
     pub const SEQUENCE: usize = 4;
-    /// u32: the RECV that it takes. A datagram: how often the sender has come back to the ring.
+    /// u32: the RECV that it takes. A datagram: how many to its receiver the router got before.
     pub const MSN: usize = 8;
     /// u32: immediate, network byte order as posted.
     pub const IMMEDIATE: usize = 12;

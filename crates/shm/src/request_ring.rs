@@ -163,7 +163,7 @@ impl RequestProducer {
     }
 
     /// How many requests the router has taken, of all ever posted: it has read them, with their
-    /// extensions, and looks at them no more.
+    /// extensions. It looks at them no more, unless it puts the last one back.
     #[inline]
     pub fn taken(&self) -> u32 {
         // Acquire; partner: the Release store in `RequestConsumer`.
