@@ -400,7 +400,7 @@ impl SendBatch<'_> {
         }
         let position = self.posted();
         let SendSide { ring, outgoing } = &mut *self.side;
-        outgoing.note_datagram_routed(request, position, signaled);
+        outgoing.note_datagram_routed(&self.qp.session, request, position, signaled);
         self.rings.posting_order.keep_near(ring.position());
         false
     }

@@ -19,7 +19,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::time::Duration;
 use thiserror::Error;
 
@@ -113,6 +113,8 @@ pub struct Session {
     /// Taken by undisturbed threads, as `control`.
     pub(crate) owned_objects: Mutex<OwnedObjects>,
     pub(crate) regions: Regions,
+    /// Where datagrams by each address handle go.
+    destinations: RwLock<HashMap<Handle, Gid>>,
     /// Given by who knows that the program keeps to the verbs. Without it all goes through the
     /// router.
     own_memory: OnceLock<OwnMemory>,
@@ -203,6 +205,7 @@ impl Session {
             objects: Mutex::new(Objects::new()),
             owned_objects: Mutex::default(),
             regions: Regions::default(),
+            destinations: RwLock::default(),
             own_memory: OnceLock::new(),
             pending_commands: Arc::new(OwnMapping::new(PendingCommands::default()).map_err(broken)?),
             is_delivering: AtomicBool::new(false),
@@ -472,13 +475,33 @@ impl Session {
         attributes: &AddressHandleAttributes,
     ) -> Result<Handle, VerbsError> {
         match self.call(&Request::CreateAh { pd, attributes: *attributes })? {
-            (Reply::AddressHandle { ah }, _) => Ok(ah),
+            (Reply::AddressHandle { ah }, _) => {
+                self.note_destination(ah, attributes.grh.map(|route| route.dgid));
+                Ok(ah)
+            }
             _ => Err(self.nonsense()),
         }
     }
 
     pub fn destroy_address_handle(&self, ah: Handle) -> Result<(), VerbsError> {
-        self.destroy(&Request::DestroyAh { ah })
+        // Before, because another thread may get the same handle after.
+        let before = self.note_destination(ah, None);
+        self.destroy(&Request::DestroyAh { ah }).inspect_err(|_| {
+            self.note_destination(ah, before);
+        })
+    }
+
+    fn note_destination(&self, ah: Handle, to: Option<Gid>) -> Option<Gid> {
+        let mut destinations = self.destinations.write().unwrap_or_else(PoisonError::into_inner);
+        match to {
+            Some(to) => destinations.insert(ah, to),
+            None => destinations.remove(&ah),
+        }
+    }
+
+    /// Where datagrams by an address handle go.
+    pub(crate) fn destination(&self, ah: Handle) -> Option<Gid> {
+        self.destinations.read().unwrap_or_else(PoisonError::into_inner).get(&ah).copied()
     }
 
     /// Opens an XRC domain: that of `file` within this vNIC, or a nameless one.

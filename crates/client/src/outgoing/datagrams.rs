@@ -9,12 +9,15 @@
 use super::{FULL_NS_MAX, FULL_NS_MIN, Outgoing, REQUESTS_BETWEEN_MAX, WAIT_NS_MAX, wait_until};
 use crate::direct_ring::map_ring;
 use crate::payload::{NO_RANGES, Payload, QpContext};
+use crate::session::Session;
 use freeflow_protocol::FEATURE_DIRECT_DATAGRAMS;
 use freeflow_protocol::library::{DATAGRAM_RINGS_MAX, Reply, Request};
 use freeflow_shm::{CreditList, DirectRingSender, RequestProducer, SendDescriptor, Staged};
+use freeflow_verbs::Gid;
 use freeflow_verbs::datagram::UD_MESSAGE_BYTES_MAX;
 use freeflow_verbs::{CompletionFlags, SendFlags, VerbsError};
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 
 /// Datagrams to a destination before a ring is asked for.
 const DATAGRAMS_BEFORE_RING: u32 = 64;
@@ -22,6 +25,8 @@ const DATAGRAMS_BEFORE_RING: u32 = 64;
 const KNOWN_MAX: usize = 1024;
 /// Posts for which a ring must not have been used before another destination's takes its place.
 const UNUSED_FOR: u64 = 1 << 13;
+/// Datagrams to a destination whose receiver does not take its ring, before the ring's place is for others.
+const UNOPENED_FOR: u32 = 1 << 13;
 
 /// Destination of a datagram, as its request has it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -39,6 +44,35 @@ impl Key {
     fn remote_qpn(self) -> u32 {
         (self.to >> 32) as u32
     }
+
+    fn address_handle(self) -> u32 {
+        self.to as u32
+    }
+}
+
+/// Enough for keys that the program itself chooses.
+#[derive(Default)]
+struct KeyHasher(u64);
+
+impl Hasher for KeyHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.write_u64(u64::from(byte)));
+    }
+
+    fn write_u32(&mut self, word: u32) {
+        self.write_u64(u64::from(word));
+    }
+
+    #[inline]
+    fn write_u64(&mut self, word: u64) {
+        // Odd, from the golden ratio; the high half of a product depends on all bits, and is mixed into the low one.
+        let product = (self.0.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 = product ^ product >> 32;
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
 }
 
 #[derive(Default)]
@@ -52,6 +86,8 @@ struct Destination {
 struct Ring {
     sender: DirectRingSender,
     place: u32,
+    /// Where its address handle leads.
+    destination: Option<Gid>,
     /// How long a post waits for room.
     full_ns: u64,
     /// Posts when it was last used.
@@ -63,7 +99,7 @@ struct Ring {
 /// The destinations of a UD queue pair.
 #[derive(Default)]
 pub(super) struct Datagrams {
-    known: HashMap<Key, usize>,
+    known: HashMap<Key, usize, BuildHasherDefault<KeyHasher>>,
     destinations: Vec<Destination>,
     /// The last one.
     last: Option<(Key, usize)>,
@@ -72,11 +108,22 @@ pub(super) struct Datagrams {
 }
 
 /// The destinations of rings, by place.
-struct Places([Option<Key>; DATAGRAM_RINGS_MAX as usize]);
+struct Places {
+    keys: [Option<Key>; DATAGRAM_RINGS_MAX as usize],
+    /// Those with one.
+    count: u32,
+}
 
 impl Default for Places {
     fn default() -> Self {
-        Self([None; DATAGRAM_RINGS_MAX as usize])
+        Self { keys: [None; DATAGRAM_RINGS_MAX as usize], count: 0 }
+    }
+}
+
+impl Places {
+    fn set(&mut self, place: u32, key: Option<Key>) {
+        self.keys[place as usize] = key;
+        self.count = self.keys.iter().flatten().count() as u32;
     }
 }
 
@@ -90,7 +137,7 @@ impl Datagrams {
     }
 
     fn look_up(&mut self, key: Key) -> usize {
-        if self.destinations.len() >= KNOWN_MAX + self.places.0.len() {
+        if self.destinations.len() >= KNOWN_MAX + self.places.keys.len() {
             self.forget();
         }
         let next = self.destinations.len();
@@ -127,12 +174,17 @@ impl Datagrams {
         let at = self.find(key);
         let destination = &mut self.destinations[at];
         if let Some(ring) = &mut destination.ring {
-            if is_open(ring, queue) {
+            let is_given = is_open(ring, queue);
+            if is_given && ring.sender.is_open() {
                 ring.used_at = self.posts;
-                return ring.sender.is_open().then_some(at);
+                return Some(at);
             }
-            self.places.0[ring.place as usize] = None;
-            destination.ring = None;
+            if is_given && destination.missed < UNOPENED_FOR {
+                destination.missed += 1;
+                return None;
+            }
+            self.places.set(ring.place, None);
+            (destination.ring, destination.missed) = (None, 0);
         }
         destination.missed += 1;
         if destination.missed > destination.backoff.max(DATAGRAMS_BEFORE_RING) {
@@ -149,56 +201,65 @@ impl Datagrams {
         if !context.session.speaks(FEATURE_DIRECT_DATAGRAMS) {
             return;
         }
+        let Some(place) = self.place_for_ring() else { return };
         if !wait_until(WAIT_NS_MAX, || queue.taken() == queue.position()) {
             // It has not been asked, so the next time is sooner.
+            let destination = &mut self.destinations[at];
             destination.missed = destination.backoff / 2;
             return;
         }
-        let Some(place) = self.free_place() else { return };
-        let (ah, remote_qpn) = (key.to as u32, key.remote_qpn());
+        let (ah, remote_qpn) = (key.address_handle(), key.remote_qpn());
         let request = Request::OpenDatagramRing { qp: context.handle, ah, remote_qpn, qkey: key.qkey, place };
-        let destination = &mut self.destinations[at];
         match context.session.call(&request) {
             Ok((Reply::DatagramRing { segment_bytes }, descriptors)) => {
+                self.vacate(place);
                 let Some(segment) = map_ring(segment_bytes, CreditList::Promised, &descriptors) else { return };
                 let sender = DirectRingSender::new(segment, CreditList::Promised);
-                destination.backoff = 0;
-                destination.ring = Some(Ring { sender, place, full_ns: FULL_NS_MAX, used_at: self.posts, routed: 0 });
-                self.places.0[place as usize] = Some(key);
+                let destination = context.session.destination(ah);
+                let ring = Ring { sender, place, destination, full_ns: FULL_NS_MAX, used_at: self.posts, routed: 0 };
+                self.destinations[at].backoff = 0;
+                self.destinations[at].ring = Some(ring);
+                self.places.set(place, Some(key));
             }
-            Err(VerbsError::NotSupported) => destination.backoff = REQUESTS_BETWEEN_MAX,
+            Err(VerbsError::NotSupported) => self.destinations[at].backoff = REQUESTS_BETWEEN_MAX,
             Ok(_) | Err(_) => {}
         }
     }
 
     /// A place for a ring; that of the ring which was not used for longest, if it is long.
-    fn free_place(&mut self) -> Option<u32> {
-        if let Some(place) = self.places.0.iter().position(Option::is_none) {
+    fn place_for_ring(&self) -> Option<u32> {
+        if let Some(place) = self.places.keys.iter().position(Option::is_none) {
             return Some(place as u32);
         }
-        let mut oldest = None;
-        for key in self.places.0.iter().flatten() {
-            let Some(&at) = self.known.get(key) else { continue };
-            let Some(ring) = &self.destinations[at].ring else { continue };
-            if oldest.is_none_or(|(used_at, _, _)| ring.used_at < used_at) {
-                oldest = Some((ring.used_at, ring.place, at));
-            }
+        let rings =
+            self.places.keys.iter().flatten().filter_map(|key| self.destinations[*self.known.get(key)?].ring.as_ref());
+        let oldest = rings.min_by_key(|ring| ring.used_at)?;
+        (self.posts - oldest.used_at > UNUSED_FOR).then_some(oldest.place)
+    }
+
+    /// The router has another ring at this place.
+    fn vacate(&mut self, place: u32) {
+        let at = self.places.keys[place as usize].and_then(|key| self.known.get(&key).copied());
+        if let Some(destination) = at.and_then(|at| self.destinations.get_mut(at)) {
+            destination.ring = None;
         }
-        let (used_at, place, at) = oldest.filter(|(used_at, _, _)| self.posts - used_at > UNUSED_FOR)?;
-        debug_assert!(used_at <= self.posts);
-        self.destinations[at].ring = None;
-        self.places.0[place as usize] = None;
-        Some(place)
+        self.places.set(place, None);
     }
 
     /// The router gets this datagram. True: there is a ring to the receiver, perhaps for another address handle or
     /// Q_Key.
-    fn note_routed(&mut self, request: &SendDescriptor<'_>) -> bool {
-        let remote_qpn = Key::of(request).remote_qpn();
+    fn note_routed(&mut self, session: &Session, request: &SendDescriptor<'_>) -> bool {
+        self.places.count > 0 && self.count_routed(Key::of(request), |ah| session.destination(ah))
+    }
+
+    /// `destination`: of an address handle. The same QPN may be another host's, or a group's.
+    fn count_routed(&mut self, to: Key, destination: impl Fn(u32) -> Option<Gid>) -> bool {
         let mut has_ring = false;
-        for key in self.places.0.iter().flatten().filter(|key| key.remote_qpn() == remote_qpn) {
+        for key in self.places.keys.iter().flatten().filter(|key| key.remote_qpn() == to.remote_qpn()) {
             let at = self.known.get(key).copied();
-            if let Some(ring) = at.and_then(|at| self.destinations[at].ring.as_mut()) {
+            if let Some(ring) = at.and_then(|at| self.destinations[at].ring.as_mut())
+                && (key.address_handle() == to.address_handle() || destination(to.address_handle()) == ring.destination)
+            {
                 ring.routed = ring.routed.wrapping_add(1);
                 has_ring = true;
             }
@@ -278,10 +339,16 @@ impl Outgoing {
     }
 
     /// The router gets the next request: before it is published.
-    pub fn note_datagram_routed(&mut self, request: &SendDescriptor<'_>, posted: u32, signaled: bool) {
+    pub fn note_datagram_routed(
+        &mut self,
+        session: &Session,
+        request: &SendDescriptor<'_>,
+        posted: u32,
+        signaled: bool,
+    ) {
         let before = self.routed;
         self.note_routed(request, posted, signaled);
-        let has_ring = self.datagrams.as_mut().is_some_and(|datagrams| datagrams.note_routed(request));
+        let has_ring = self.datagrams.as_mut().is_some_and(|datagrams| datagrams.note_routed(session, request));
         if !has_ring {
             // Those to others are not waited for.
             self.routed = before;
@@ -307,6 +374,60 @@ mod tests {
             assert!(datagrams.destinations.len() <= KNOWN_MAX + DATAGRAM_RINGS_MAX as usize);
             assert_eq!(datagrams.known.len(), datagrams.destinations.len());
         }
+    }
+
+    fn add_ring(datagrams: &mut Datagrams, key: Key, place: u32, used_at: u64) {
+        let credits = CreditList::Promised;
+        let bytes = freeflow_shm::layout::direct_ring::bytes(credits.count());
+        let segment = std::sync::Arc::new(freeflow_shm::Segment::create("test", bytes).unwrap().0);
+        let sender = DirectRingSender::new(segment, credits);
+        let at = datagrams.find(key);
+        let destination = Some(Gid([key.address_handle() as u8; 16]));
+        datagrams.destinations[at].ring = Some(Ring { sender, place, destination, full_ns: 0, used_at, routed: 0 });
+        datagrams.places.set(place, Some(key));
+    }
+
+    fn routed(datagrams: &mut Datagrams, key: Key) -> Option<u32> {
+        let at = datagrams.find(key);
+        datagrams.destinations[at].ring.as_ref().map(|ring| ring.routed)
+    }
+
+    #[test]
+    fn what_goes_elsewhere_does_not_count() {
+        let mut datagrams = Datagrams::default();
+        let (here, qpn) = (key(1 | 7 << 32), 7 << 32);
+        assert!(!datagrams.count_routed(here, |_| None), "there is no ring");
+        add_ring(&mut datagrams, here, 0, 0);
+        // Handles 1 and 2 are of the same address, 3 is another host's.
+        let destination = |ah: u32| Some(Gid([if ah == 2 { 1 } else { ah as u8 }; 16]));
+        assert!(datagrams.count_routed(key(1 | qpn), destination) && datagrams.count_routed(key(2 | qpn), destination));
+        assert!(!datagrams.count_routed(key(3 | qpn), destination), "the same QPN of another host");
+        assert!(!datagrams.count_routed(key(2 | 8 << 32), destination), "another QP of this host");
+        assert_eq!(routed(&mut datagrams, here), Some(2));
+    }
+
+    #[test]
+    fn a_ring_keeps_its_place_until_the_router_gives_that_to_another() {
+        let mut datagrams = Datagrams::default();
+        for place in 0..DATAGRAM_RINGS_MAX {
+            add_ring(&mut datagrams, key(u64::from(place)), place, 100 + u64::from(place));
+        }
+        datagrams.posts = 100 + UNUSED_FOR;
+        assert_eq!(datagrams.place_for_ring(), None);
+        datagrams.posts += 1;
+        assert_eq!(datagrams.place_for_ring(), Some(0));
+        assert!(routed(&mut datagrams, key(0)).is_some(), "it has only been asked for");
+        datagrams.vacate(0);
+        assert!(routed(&mut datagrams, key(0)).is_none() && datagrams.places.count == DATAGRAM_RINGS_MAX - 1);
+    }
+
+    #[test]
+    fn keys_are_spread() {
+        use std::hash::BuildHasher;
+        let hasher = BuildHasherDefault::<KeyHasher>::default();
+        let keys = (0..1024_u64).map(|number| key((number % 4) | ((number / 4) << 32)));
+        let places: std::collections::HashSet<u64> = keys.map(|key| hasher.hash_one(key) % 1024).collect();
+        assert!(places.len() > 512, "{}", places.len());
     }
 
     #[test]
