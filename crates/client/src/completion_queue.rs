@@ -12,6 +12,7 @@
 use crate::backoff::{Backoff, PostHint};
 use crate::completion_channel::CompletionChannel;
 use crate::completion_sources::{Attached, CompletionSource, Role};
+use crate::direct_ring::Look;
 use crate::inbox::Inbox;
 use crate::incoming::Arrivals;
 use crate::lock;
@@ -57,6 +58,7 @@ impl fmt::Debug for CompletionQueue {
 
 struct Inner {
     ring: CompletionConsumer,
+    doorbell: u32,
     /// Completions taken out of the ring or a channel before they are returned, in order: by a
     /// resize, or when a QP was destroyed, or because others came first; and whether they stood in
     /// the inbox.
@@ -122,6 +124,7 @@ impl CompletionQueue {
             inbox: inbox.clone(),
             inner: BiasedMutex::new(Inner {
                 ring,
+                doorbell: CQ_DOORBELL_BASE + cookie,
                 inbox,
                 active: Vec::new(),
                 polls: 0,
@@ -239,9 +242,8 @@ impl CompletionQueue {
         if self.inbox.has_notified() {
             inner.adopt(&self.session);
         }
-        let doorbell = CQ_DOORBELL_BASE + self.cookie;
-        if inner.has_unreported(solicited_only, doorbell) && self.channel.is_some() {
-            self.session.ring(doorbell);
+        if inner.has_unreported(solicited_only) && self.channel.is_some() {
+            self.session.ring(inner.doorbell);
         }
         Ok(())
     }
@@ -315,6 +317,15 @@ impl CompletionQueue {
         inner.early.retain(|(completion, _)| completion.qp_cookie != cookie);
     }
 
+    /// After [`Self::purge`], before a QP that is reset takes RECVs again. A poll that came in between may have found
+    /// a direct ring, and what it knows of RECVs is out of date.
+    pub(crate) fn reset_receives(&self, rings: &Rings) {
+        let mut inner = self.inner.lock();
+        inner.active.retain(|active| !std::ptr::eq(&raw const **active, rings));
+        rings.set_incoming(None);
+        rings.reset_receives();
+    }
+
     /// After [`Self::purge`], before a QP that is reset takes sends again.
     pub(crate) fn reset_sends(&self, rings: &Rings) {
         // Polls count what they take of it, and that begins anew.
@@ -356,7 +367,7 @@ impl Inner {
         let mut consumed = false;
         while count < limit && self.ring.poll(&mut completion) {
             consumed = true;
-            if self.is_next(&completion) {
+            if self.is_next(session, &completion) {
                 count += self.attached.give_back(&completion, take);
             } else {
                 self.put_by(session, &completion);
@@ -401,14 +412,14 @@ impl Inner {
 
     fn take_from_direct_rings(&mut self, session: &Session, limit: usize, take: &mut impl FnMut(&Completion)) -> usize {
         self.polls += 1;
-        let is_armed = self.ring.is_armed();
+        let look = self.look();
         let mut count = 0;
         for rings in &self.active {
             let before = count;
             let mut incoming = rings.incoming.lock();
             let Some(incoming) = incoming.as_mut() else { continue };
             while count < limit
-                && let Some(completion) = incoming.take(session, rings, (self.polls, self.timestamps))
+                && let Some(completion) = incoming.take(session, rings, look)
             {
                 rings.give_back(&completion);
                 take(&completion);
@@ -416,7 +427,7 @@ impl Inner {
             }
             if count > before {
                 incoming.commit();
-                incoming.want_notifications(is_armed);
+                incoming.want_notifications(look.armed.is_some());
             }
             incoming.renew_promise();
         }
@@ -426,18 +437,25 @@ impl Inner {
     /// Whether a completion of the ring may be returned: nothing of its queue that is older stands
     /// elsewhere.
     #[inline]
-    fn is_next(&self, completion: &Completion) -> bool {
+    fn is_next(&self, session: &Session, completion: &Completion) -> bool {
         let Some(CompletionSource::Qp(rings, _)) = self.attached.get(completion.qp_cookie) else { return true };
         if completion.flags.contains(CompletionFlags::SEND_QUEUE) {
             return !rings.has_own();
         }
-        !rings.has_incoming() || rings.incoming.lock().as_mut().is_none_or(|incoming| incoming.passes_whole(completion))
+        !rings.has_incoming()
+            || rings.incoming.lock().as_mut().is_none_or(|incoming| incoming.passes_whole(session, rings, completion))
+    }
+
+    #[inline]
+    fn look(&self) -> Look {
+        let armed = self.ring.is_armed().then_some(self.doorbell);
+        Look { polls: self.polls, timestamps: self.timestamps, armed }
     }
 
     /// Puts a completion of the ring by, behind all of its queue that are older.
     #[cold]
     fn put_by(&mut self, session: &Session, completion: &Completion) {
-        let (completion, early) = (*completion, &mut self.early);
+        let (completion, look, early) = (*completion, self.look(), &mut self.early);
         if let Some(CompletionSource::Qp(rings, _)) = self.attached.get(completion.qp_cookie)
             && rings.is_of(&completion)
         {
@@ -445,18 +463,17 @@ impl Inner {
                 let position = rings.posting_position(&completion);
                 self.inbox.take_older(rings, position, |older| early.push_back((older, true)));
             } else if let Some(incoming) = rings.incoming.lock().as_mut() {
-                let about = (self.polls, self.timestamps);
                 return incoming
-                    .put_by(session, rings, &completion, about, |completion| early.push_back((completion, false)));
+                    .put_by(session, rings, &completion, look, |completion| early.push_back((completion, false)));
             }
         }
         early.push_back((completion, false));
     }
 
     fn drain_direct_ring(&mut self, session: &Session, rings: &Rings) {
-        let about = (self.polls, self.timestamps);
+        let look = self.look();
         if let Some(incoming) = rings.incoming.lock().as_mut() {
-            while let Some(completion) = incoming.take(session, rings, about) {
+            while let Some(completion) = incoming.take(session, rings, look) {
                 self.early.push_back((completion, false));
                 self.early_reported = false;
             }
@@ -546,7 +563,7 @@ impl Inner {
     }
 
     /// Whether something (solicited) can be polled that no event reported.
-    fn has_unreported(&self, solicited_only: bool, doorbell: u32) -> bool {
+    fn has_unreported(&self, solicited_only: bool) -> bool {
         let solicited = |flags: CompletionFlags| flags.contains(CompletionFlags::SOLICITED);
         if !self.early_reported && self.early.iter().any(|(early, _)| !solicited_only || solicited(early.flags)) {
             return true;
@@ -555,7 +572,7 @@ impl Inner {
             return true;
         }
         let has_unreported = |rings: &Arc<Rings>| {
-            rings.incoming.lock().as_ref().is_some_and(|incoming| incoming.has_unreported(rings, doorbell))
+            rings.incoming.lock().as_ref().is_some_and(|incoming| incoming.has_unreported(rings, self.doorbell))
         };
         if self.active.iter().any(has_unreported) {
             return true;

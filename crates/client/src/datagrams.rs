@@ -8,17 +8,20 @@
 //! one while older ones stand in the ring. Then that one changes places with them ([`Datagrams::reorder`]).
 //!
 //! Nothing that a completion or the GRH says of the sender comes from the sender.
-use crate::direct_ring::{CloseDrain, map_ring};
+use crate::direct_ring::{Look, map_ring};
 use crate::receive_side::{ReceiveQueue, ReceiveSide};
-use crate::regions::{Cache, Held, SGES_MAX};
+use crate::regions::{Cache, Held, Regions};
 use crate::session::Session;
 use freeflow_protocol::library::{Reply, Request};
-use freeflow_shm::{CreditList, DirectRingReceiver, OwnMemory, OwnRange, Staged, coarse_ns, monotonic_ns};
+use freeflow_shm::{CreditList, DirectRingReceiver, OwnMemory, Staged, monotonic_ns};
 use freeflow_verbs::datagram::{GRH_BYTES, UD_MESSAGE_BYTES_MAX, grh, is_ipv6};
-use freeflow_verbs::{
-    Access, Completion, CompletionFlags, CompletionOpcode, CompletionStatus, Gid, GlobalRoute, Sge, VerbsError,
-};
+use freeflow_verbs::{Completion, CompletionFlags, CompletionOpcode, CompletionStatus, Gid, GlobalRoute, VerbsError};
 use std::collections::VecDeque;
+
+mod order;
+mod room;
+use order::{Order, is_at_or_after, is_routed_next};
+use room::Room;
 
 /// Datagrams that no RECV was long enough for, of one look.
 const DROPPED_MAX: u32 = 256;
@@ -26,13 +29,17 @@ const DROPPED_MAX: u32 = 256;
 const POLLS_BEFORE_COLD: u64 = 4096;
 /// Looks after which it is seen which rings are closed. (The router notifies of that, too.)
 const POLLS_BEFORE_FOLLOW: u64 = 64;
-/// How long a closed ring is looked at, and how many are.
-const CLOSED_NS: u64 = 100_000_000;
-const CLOSED_MAX: usize = 96;
+/// Closed rings with datagrams that wait for RECVs.
+const CLOSED_MAX: usize = 64;
+/// Where source and destination stand in a header.
+const IPV4_ADDRESSES_AT: usize = 32;
+const IPV6_ADDRESSES_AT: usize = 8;
 /// Datagrams of one ring before another ring has its turn.
 const TURN: u32 = 16;
 /// Datagrams of the router's that changed places with older ones and wait: as many as a ring holds.
 const DISPLACED_MAX: usize = 512;
+/// Rings that have such.
+const DISPLACING_MAX: usize = 64;
 
 /// Rings of one queue pair. Under the lock of its receive CQ.
 pub(crate) struct Datagrams {
@@ -47,6 +54,8 @@ pub(crate) struct Datagrams {
     is_over: bool,
     /// A RECV is in memory that only the router reaches: it delivers everything.
     is_refused: bool,
+    /// The last look ended while there was more to drop.
+    is_cut_short: bool,
     wants_notifications: bool,
     keys: Cache,
     /// Polls of its CQ when it last brought something.
@@ -59,10 +68,8 @@ struct Ring {
     source_qpn: u32,
     source: Gid,
     route: GlobalRoute,
-    is_closed: bool,
-    /// When that was seen.
-    closed_at_ns: u64,
-    close_drain: CloseDrain,
+    /// It is closed: datagrams before this number, those that were there when that was seen, are still taken.
+    until: Option<u32>,
     /// It is looked at in each poll.
     is_hot: bool,
     active_at: u64,
@@ -72,17 +79,10 @@ struct Ring {
     order: Order,
     /// Those of the router's that came too early.
     displaced: VecDeque<Displaced>,
+    /// An event reported those.
+    is_displaced_reported: bool,
     /// The last header, and what it is of.
     header: (u32, bool, [u8; GRH_BYTES]),
-}
-
-/// The order of what the router delivers of a ring's sender and of what stands in the ring, where each says how many of
-/// the router's came before.
-struct Order {
-    /// How many the router has delivered since the ring was opened, by the sender's reckoning.
-    routed: u32,
-    /// Those from before were in RECVs before this one; absent once all of these have completed.
-    since: Option<u32>,
 }
 
 /// A datagram of the router's that had to leave its RECV.
@@ -93,34 +93,64 @@ struct Displaced {
     bytes: Vec<u8>,
 }
 
-/// A RECV's memory.
-#[derive(Clone)]
-struct Room {
-    ranges: [OwnRange; SGES_MAX],
-    count: usize,
-    bytes: u64,
-}
-
-fn is_at_or_after(number: u32, other: u32) -> bool {
-    number.wrapping_sub(other).cast_signed() >= 0
-}
-
 impl Ring {
+    fn new(
+        receiver: DirectRingReceiver,
+        place: u32,
+        (source_qpn, source, route, first): (u32, Gid, GlobalRoute, u32),
+    ) -> Self {
+        Self {
+            receiver,
+            place,
+            source_qpn,
+            source,
+            route,
+            until: None,
+            is_hot: true,
+            active_at: 0,
+            reported: 0,
+            must_commit: false,
+            order: Order::new(first),
+            displaced: VecDeque::new(),
+            is_displaced_reported: false,
+            header: (0, false, grh(source, &route, 0, false)),
+        }
+    }
+
     fn is_of(&self, other: &Self) -> bool {
         (self.source_qpn, self.source) == (other.source_qpn, other.source)
     }
 
+    /// Whether a datagram with this header went from this ring's sender to the address that the ring is for.
+    fn has_addresses_of(&self, header: &[u8; GRH_BYTES]) -> bool {
+        let own = &self.header.2;
+        let from = if is_ipv6(own) { IPV6_ADDRESSES_AT } else { IPV4_ADDRESSES_AT };
+        is_ipv6(own) == is_ipv6(header) && own[from..] == header[from..]
+    }
+
     #[cold]
     fn note_closed(&mut self) {
-        if self.closed_at_ns == 0 {
-            self.closed_at_ns = coarse_ns();
+        if self.until.is_none() {
+            (self.until, self.is_hot) = (Some(self.receiver.published()), true);
         }
-        (self.is_closed, self.is_hot) = (true, true);
+    }
+
+    fn is_closed(&self) -> bool {
+        self.until.is_some()
+    }
+
+    #[inline]
+    fn peek(&self) -> Option<Staged> {
+        if self.until == Some(self.receiver.taken()) { None } else { self.receiver.peek() }
+    }
+
+    fn published(&self) -> u32 {
+        self.until.unwrap_or_else(|| self.receiver.published())
     }
 
     #[inline]
     fn has_next(&self) -> bool {
-        !self.displaced.is_empty() || self.receiver.peek().is_some()
+        !self.displaced.is_empty() || self.peek().is_some()
     }
 
     fn is_empty(&self) -> bool {
@@ -133,13 +163,22 @@ impl Ring {
     }
 
     fn is_any_unreported(&self) -> bool {
-        !self.displaced.is_empty() || self.receiver.published() != self.unreported()
+        !self.displaced.is_empty() && !self.is_displaced_reported || self.published() != self.unreported()
+    }
+
+    fn note_reported(&mut self) {
+        (self.reported, self.is_displaced_reported) = (self.published(), true);
+    }
+
+    /// One that waits completes once there is a RECV: an event from before says nothing of that.
+    fn forget_reported(&mut self) {
+        (self.reported, self.is_displaced_reported) = (self.receiver.taken(), false);
     }
 
     /// The router has delivered a datagram of this sender since the ring was opened. False: older ones are to be taken
     /// before.
     fn passes(&mut self) -> bool {
-        let next = self.receiver.peek().map(|message| message.msn);
+        let next = self.peek().map(|message| message.msn);
         self.order.passes(next, !self.displaced.is_empty())
     }
 
@@ -151,10 +190,7 @@ impl Ring {
 
     /// The message in hand is done with.
     fn take(&mut self, message: &Staged) {
-        if self.displaced.is_empty() {
-            self.order.routed = message.msn;
-        }
-        self.order.since = None;
+        self.order.take(message.msn, !self.displaced.is_empty());
         self.receiver.take();
         self.must_commit = true;
     }
@@ -187,90 +223,49 @@ impl Ring {
     }
 }
 
-impl Order {
-    /// Whether one that was delivered to this RECV counts.
-    fn has_begun(&self, position: u32) -> bool {
-        self.since.is_none_or(|since| is_at_or_after(position, since))
-    }
-
-    /// One was delivered that counts. `next`: what the ring's next one says. False: older ones stand in the ring, or
-    /// wait behind it.
-    fn passes(&mut self, next: Option<u32>, has_displaced: bool) -> bool {
-        if has_displaced || next.is_some_and(|next| is_at_or_after(self.routed, next)) {
-            return false;
-        }
-        self.count();
-        true
-    }
-
-    /// → how many came before.
-    fn count(&mut self) -> u32 {
-        let before = self.routed;
-        (self.routed, self.since) = (before.wrapping_add(1), None);
-        before
-    }
-}
-
-/// Of a datagram that the router delivered too early, and the ring's next one: whether the first comes first.
-fn is_routed_next(displaced: Option<u32>, next: Option<u32>) -> bool {
-    match (displaced, next) {
-        (Some(displaced), Some(next)) => !is_at_or_after(displaced, next),
-        (displaced, None) => displaced.is_some(),
-        (None, Some(_)) => false,
-    }
-}
-
-impl Room {
-    /// Of the RECV at this position. `None`: the router must deliver to it.
-    #[inline]
-    fn of(
-        regions: &Held<'_>,
-        keys: &mut Cache,
-        queue: &ReceiveQueue<'_>,
-        side: &ReceiveSide,
-        position: u32,
-    ) -> Option<Self> {
-        let mut sges = [Sge::default(); SGES_MAX + 1];
-        let listed = side.ring.receive_at(position, &mut sges);
-        let mut room = Self { ranges: [OwnRange::default(); SGES_MAX], count: 0, bytes: 0 };
-        for sge in sges[..listed].iter().filter(|sge| sge.length > 0) {
-            let range = regions.resolve(keys, sge, queue.pd, Access::LOCAL_WRITE)?;
-            *room.ranges.get_mut(room.count)? = range;
-            room.count += 1;
-            room.bytes += u64::from(range.bytes);
-        }
-        Some(room)
-    }
-
-    /// Leaves the rest behind the first bytes, which `each` gets piece by piece.
-    #[inline]
-    fn split(&mut self, mut bytes: u32, mut each: impl FnMut(OwnRange)) {
-        for range in &mut self.ranges[..self.count] {
-            let taken = range.bytes.min(bytes);
-            if taken > 0 {
-                each(OwnRange { bytes: taken, ..*range });
-            }
-            *range = OwnRange { address: range.address.wrapping_add(u64::from(taken)), bytes: range.bytes - taken };
-            bytes -= taken;
-        }
-    }
-
-    fn put(&mut self, own: OwnMemory, bytes: &[u8]) {
-        let mut left = bytes;
-        self.split(bytes.len() as u32, |range| {
-            let (now, later) = left.split_at(range.bytes as usize);
-            own.put(now, range);
-            left = later;
-        });
-    }
-}
-
 /// Whether the next RECV can be taken.
 enum Turn {
     Ready(Room),
     /// None is posted, or the router has it.
     Later,
     Never,
+}
+
+/// Whether the next RECV was taken.
+enum Filled {
+    Done(Completion),
+    /// There is none, or the router has it.
+    Later,
+    /// This ring has nothing for it.
+    Nothing,
+}
+
+/// Lets go of rings that were closed and are empty.
+#[cold]
+fn follow(rings: &mut Vec<Ring>, queue: &ReceiveQueue<'_>) {
+    let open = queue.side.lock().ring.rings_open();
+    for ring in rings.iter_mut().filter(|ring| open & 1 << (ring.place & 63) == 0) {
+        ring.note_closed();
+    }
+    let_go(rings, |rings, at| rings[at].is_empty());
+    // Senders may leave something in each ring that they close, and open others without end.
+    let_go(rings, |rings, at| {
+        let is_older = |newer: &Ring| newer.is_closed() && newer.is_of(&rings[at]);
+        let is_too_much = rings.iter().filter(|ring| ring.is_closed()).count() > CLOSED_MAX;
+        rings[at].displaced.is_empty() && (is_too_much || rings[at + 1..].iter().any(is_older))
+    });
+}
+
+/// Leaves closed rings of which `is_meant` says so, from the oldest on.
+fn let_go(rings: &mut Vec<Ring>, is_meant: impl Fn(&[Ring], usize) -> bool) {
+    let mut at = 0;
+    while let Some(ring) = rings.get(at) {
+        if ring.is_closed() && is_meant(rings, at) {
+            rings.remove(at).receiver.leave();
+        } else {
+            at += 1;
+        }
+    }
 }
 
 impl Datagrams {
@@ -282,6 +277,7 @@ impl Datagrams {
             first: 0,
             is_over: false,
             is_refused: false,
+            is_cut_short: false,
             wants_notifications: true,
             keys: Cache::default(),
             active_at: 0,
@@ -313,7 +309,7 @@ impl Datagrams {
                 break;
             }
         }
-        self.follow(queue);
+        follow(&mut self.rings, queue);
         let wants = self.wants_notifications;
         for ring in self.rings.iter_mut().filter(|ring| !ring.is_hot && ring.has_next()) {
             ring.is_hot = true;
@@ -322,55 +318,12 @@ impl Datagrams {
     }
 
     fn add(&mut self, mut receiver: DirectRingReceiver, place: u32, about: (u32, Gid, GlobalRoute, u32)) {
-        let (source_qpn, source, route, first) = about;
         for older in self.rings.iter_mut().filter(|ring| ring.place == place) {
             older.note_closed();
         }
         receiver.want_notifications(self.wants_notifications);
         receiver.open();
-        let header = (0, false, grh(source, &route, 0, false));
-        self.rings.push(Ring {
-            receiver,
-            place,
-            source_qpn,
-            source,
-            route,
-            is_closed: false,
-            closed_at_ns: 0,
-            close_drain: CloseDrain::default(),
-            is_hot: true,
-            active_at: self.active_at,
-            reported: 0,
-            must_commit: false,
-            order: Order { routed: 0, since: Some(first) },
-            displaced: VecDeque::new(),
-            header,
-        });
-    }
-
-    /// Lets go of rings that were closed and are empty.
-    #[cold]
-    fn follow(&mut self, queue: &ReceiveQueue<'_>) {
-        let open = queue.side.lock().ring.rings_open();
-        for ring in &mut self.rings {
-            let is_open = open & 1 << (ring.place & 63) != 0;
-            if !is_open || ring.is_closed {
-                ring.note_closed();
-            }
-        }
-        // Its sender may be about to put something there that it calls sent; not when it has another one.
-        let (now_ns, is_crowded) = (coarse_ns(), self.rings.len() > CLOSED_MAX);
-        let mut at = 0;
-        while let Some(ring) = self.rings.get(at) {
-            let is_left = is_crowded
-                || now_ns.saturating_sub(ring.closed_at_ns) > CLOSED_NS
-                || self.rings[at + 1..].iter().any(|newer| newer.is_of(ring));
-            if ring.is_closed && is_left && ring.is_empty() {
-                self.rings.remove(at);
-            } else {
-                at += 1;
-            }
-        }
+        self.rings.push(Ring { active_at: self.active_at, ..Ring::new(receiver, place, about) });
     }
 
     /// Rings are not looked at that have brought nothing for long.
@@ -382,7 +335,7 @@ impl Datagrams {
         for ring in self
             .rings
             .iter_mut()
-            .filter(|ring| ring.is_hot && !ring.is_closed && ring.active_at + POLLS_BEFORE_COLD < polls)
+            .filter(|ring| ring.is_hot && !ring.is_closed() && ring.active_at + POLLS_BEFORE_COLD < polls)
         {
             ring.receiver.want_notifications(true);
             ring.is_hot = ring.has_next();
@@ -398,22 +351,34 @@ impl Datagrams {
 
     /// The router completed this RECV. False: it is to be given to [`Self::reorder`].
     #[inline(never)] // beside the peer's
-    pub fn passes_whole(&mut self, completion: &Completion) -> bool {
+    pub fn passes_whole(&mut self, regions: &Regions, queue: &ReceiveQueue<'_>, completion: &Completion) -> bool {
         if completion.status != CompletionStatus::Success {
             return completion.status != CompletionStatus::WorkRequestFlushed && self.passes(completion.ring_position);
         }
-        completion.ring_position == self.next && self.is_in_order(completion) && self.passes(completion.ring_position)
+        completion.ring_position == self.next
+            && self.is_in_order(regions, queue, completion)
+            && self.passes(completion.ring_position)
     }
 
-    fn is_in_order(&mut self, completion: &Completion) -> bool {
-        let Some(at) = self.ring_of(completion) else { return true };
-        !self.is_behind(at) && self.rings[at].passes()
+    fn is_in_order(&mut self, regions: &Regions, queue: &ReceiveQueue<'_>, completion: &Completion) -> bool {
+        if !self.rings.iter().any(|ring| ring.source_qpn == completion.source_qpn) {
+            return true;
+        }
+        let side = queue.side.lock();
+        let regions = regions.hold();
+        let room = Room::of(&regions, &mut self.keys, queue, &side, completion.ring_position);
+        let found = room.and_then(|room| self.ring_of(completion, &room));
+        found.is_none_or(|at| !self.is_behind(at) && self.rings[at].passes())
     }
 
-    /// The ring whose datagrams are in one order with this one of the router's.
-    fn ring_of(&self, completion: &Completion) -> Option<usize> {
+    /// The ring whose datagrams are in one order with this one of the router's: from the same QP, by the same address.
+    /// QPNs alone are not enough: there are other hosts, and groups.
+    fn ring_of(&self, completion: &Completion, room: &Room) -> Option<usize> {
+        let header = room.header(self.own)?;
         let (qpn, position) = (completion.source_qpn, completion.ring_position);
-        self.rings.iter().rposition(|ring| ring.source_qpn == qpn && ring.order.has_begun(position))
+        let is_its =
+            |ring: &Ring| ring.source_qpn == qpn && ring.order.has_begun(position) && ring.has_addresses_of(&header);
+        self.rings.iter().rposition(is_its)
     }
 
     #[inline]
@@ -442,7 +407,7 @@ impl Datagrams {
 
     pub fn note_reported(&mut self) {
         for ring in self.rings.iter_mut().filter(|ring| ring.is_any_unreported()) {
-            ring.reported = ring.receiver.published();
+            ring.note_reported();
         }
     }
 
@@ -457,8 +422,16 @@ impl Datagrams {
             side.waiting = Some(doorbell);
             return false;
         }
+        if !is_at_or_after(self.next, side.ring.taken()) {
+            // The router has it: there is an event when it completes it, or puts it back.
+            return false;
+        }
         drop(side);
         self.rings.iter().any(|ring| ring.has_next() && ring.is_any_unreported())
+    }
+
+    pub fn has_rings(&self) -> bool {
+        !self.rings.is_empty()
     }
 
     pub fn is_empty(&self) -> bool {
@@ -485,31 +458,41 @@ impl Datagrams {
 
     /// Takes the next datagram, if there is a RECV.
     #[inline]
-    pub fn take(
-        &mut self,
-        session: &Session,
-        queue: &ReceiveQueue<'_>,
-        (polls, timestamps): (u64, bool),
-    ) -> Option<Completion> {
+    pub fn take(&mut self, regions: &Regions, queue: &ReceiveQueue<'_>, look: Look) -> Option<Completion> {
         let count = self.rings.len();
-        let mut at = self.first;
+        let (mut at, mut drops_left) = (self.first, DROPPED_MAX);
+        self.is_cut_short = false;
         for _ in 0..count {
-            if at >= count {
+            if at >= self.rings.len() {
                 at = 0;
             }
-            let ring = &self.rings[at];
-            if ring.is_hot && ring.has_next() && !self.is_behind(at) {
-                return self.take_of(session, queue, at, (polls, timestamps));
+            if self.rings.get(at).is_some_and(|ring| ring.is_hot && ring.has_next()) && !self.is_behind(at) {
+                match self.take_of(regions, queue, at, (look, &mut drops_left)) {
+                    Filled::Done(completion) => return Some(completion),
+                    Filled::Later => {
+                        self.commit();
+                        return None;
+                    }
+                    Filled::Nothing => {}
+                }
             }
             at += 1;
         }
-        if polls.is_multiple_of(POLLS_BEFORE_FOLLOW) && count > 0 {
-            self.follow(queue);
-            if polls.is_multiple_of(POLLS_BEFORE_COLD) {
-                self.cool(polls);
+        if drops_left < DROPPED_MAX {
+            self.commit();
+        }
+        if look.polls.is_multiple_of(POLLS_BEFORE_FOLLOW) && count > 0 {
+            follow(&mut self.rings, queue);
+            if look.polls.is_multiple_of(POLLS_BEFORE_COLD) {
+                self.cool(look.polls);
             }
         }
         None
+    }
+
+    /// [`Self::take`] found nothing, and there may be something all the same.
+    pub fn is_cut_short(&self) -> bool {
+        self.is_cut_short
     }
 
     /// An older ring of the same sender is not empty.
@@ -520,45 +503,59 @@ impl Datagrams {
 
     #[inline]
     fn older_than(&self, at: usize) -> Option<usize> {
-        self.rings[..at].iter().position(|older| older.is_closed && older.is_of(&self.rings[at]) && older.has_next())
+        self.rings[..at].iter().position(|older| older.is_closed() && older.is_of(&self.rings[at]) && older.has_next())
     }
 
     fn take_of(
         &mut self,
-        session: &Session,
+        regions: &Regions,
         queue: &ReceiveQueue<'_>,
         at: usize,
-        (polls, timestamps): (u64, bool),
-    ) -> Option<Completion> {
+        (look, drops_left): (Look, &mut u32),
+    ) -> Filled {
         if self.is_over {
-            return None;
+            return Filled::Later;
         }
         let mut side = queue.side.lock();
         // Nothing is deregistered until the bytes are copied.
-        let regions = session.regions.hold();
+        let regions = regions.hold();
         let filled = match self.turn(&regions, queue, &side) {
-            Turn::Ready(room) => self.fill(queue, &mut side, at, room, false),
-            Turn::Later => None,
+            Turn::Ready(room) => self.fill(queue, &mut side, at, room, (false, drops_left)),
+            Turn::Later => {
+                if side.ring.position() == self.next && look.armed.is_some() {
+                    // The thread that posts one does not know of the datagram.
+                    side.waiting = look.armed;
+                }
+                Filled::Later
+            }
             Turn::Never => {
                 // As to all others that come from now on.
                 self.is_refused = true;
                 self.leave();
-                return None;
+                return Filled::Later;
             }
         };
-        let Some(mut completion) = filled else {
-            // It completes once there is a RECV: an event from before says nothing of that.
-            self.rings.iter_mut().for_each(|ring| ring.reported = ring.receiver.taken());
-            // One whose datagrams are dropped does not keep the others waiting.
-            self.first = at + 1;
-            return None;
+        // One whose datagrams are dropped does not keep the others waiting.
+        let mut first = at + 1;
+        let filled = match filled {
+            Filled::Done(completion) => {
+                let ring = &mut self.rings[at];
+                (ring.active_at, self.active_at) = (look.polls, look.polls);
+                // One after the other, each some.
+                if !ring.receiver.taken().is_multiple_of(TURN) {
+                    first = at;
+                }
+                let timestamp_ns = if look.timestamps { monotonic_ns() } else { 0 };
+                Filled::Done(Completion { timestamp_ns, ..completion })
+            }
+            Filled::Later => {
+                self.rings.iter_mut().for_each(Ring::forget_reported);
+                Filled::Later
+            }
+            Filled::Nothing => Filled::Nothing,
         };
-        let ring = &mut self.rings[at];
-        (ring.active_at, self.active_at) = (polls, polls);
-        // One after the other, each some.
-        self.first = if ring.receiver.taken().is_multiple_of(TURN) { at + 1 } else { at };
-        completion.timestamp_ns = if timestamps { monotonic_ns() } else { 0 };
-        Some(completion)
+        self.first = first;
+        filled
     }
 
     #[inline]
@@ -581,54 +578,50 @@ impl Datagrams {
         side: &mut ReceiveSide,
         at: usize,
         mut room: Room,
-        mut is_claimed: bool,
-    ) -> Option<Completion> {
+        (is_claimed, drops_left): (bool, &mut u32),
+    ) -> Filled {
         let (position, own) = (self.next, self.own);
         let ring = &mut self.rings[at];
-        for _ in 0..DROPPED_MAX {
-            let message = ring.receiver.peek();
-            let is_displaced = ring.is_displaced_next(message.as_ref());
-            let bytes = match &message {
-                _ if is_displaced => ring.displaced.front()?.bytes.len() as u64,
-                Some(_) if ring.is_closed && !ring.close_drain.takes_another() => {
-                    ring.receiver.leave();
-                    self.rings.remove(at);
-                    return None;
-                }
-                Some(message) => u64::from(message.length) + GRH_BYTES as u64,
-                None => return None,
-            };
-            let is_too_long = bytes > room.bytes || bytes > UD_MESSAGE_BYTES_MAX + GRH_BYTES as u64;
-            if !is_too_long {
-                is_claimed = is_claimed || side.ring.claim_receive(position);
-                if !is_claimed {
-                    return None;
-                }
-            }
-            let completion = match &message {
-                _ if is_displaced => {
-                    let displaced = ring.displaced.pop_front()?;
-                    if is_too_long {
-                        continue;
+        loop {
+            let message = ring.peek();
+            let is_displaced_next = ring.is_displaced_next(message.as_ref());
+            // One that had been delivered is not dropped: it waits for a longer RECV, and others pass it.
+            let fits = |displaced: &Displaced| displaced.bytes.len() as u64 <= room.bytes;
+            let is_displaced = is_displaced_next && ring.displaced.front().is_some_and(fits);
+            if !is_displaced {
+                let Some(message) = &message else { return Filled::Nothing };
+                let bytes = u64::from(message.length) + GRH_BYTES as u64;
+                if bytes > room.bytes.min(UD_MESSAGE_BYTES_MAX + GRH_BYTES as u64) {
+                    if *drops_left == 0 {
+                        self.is_cut_short = true;
+                        ring.forget_reported();
+                        return Filled::Nothing;
                     }
-                    room.put(own, &displaced.bytes);
-                    displaced.completion
-                }
-                Some(message) if is_too_long => {
                     // As if it had never come (class D).
+                    *drops_left -= 1;
                     ring.take(message);
                     continue;
                 }
-                Some(message) => ring.deliver(own, message, &mut room),
-                None => return None,
-            };
-            if let Some(message) = message.filter(|_| !is_displaced) {
-                side.ring.count_send(message.length);
-                ring.take(&message);
             }
+            if !is_claimed && !side.ring.claim_receive(position) {
+                return Filled::Later;
+            }
+            let completion = match (if is_displaced { ring.displaced.pop_front() } else { None }, message) {
+                (Some(displaced), _) => {
+                    room.put(own, &displaced.bytes);
+                    displaced.completion
+                }
+                (None, Some(message)) => {
+                    let completion = ring.deliver(own, &message, &mut room);
+                    side.ring.count_send(message.length);
+                    ring.take(&message);
+                    completion
+                }
+                (None, None) => return Filled::Nothing,
+            };
             self.next = position.wrapping_add(1);
             side.ring.set_claimed(self.next);
-            return Some(Completion {
+            return Filled::Done(Completion {
                 work_request_id: side.ring.wr_id_at(position),
                 qpn: queue.qpn,
                 qp_cookie: queue.cookie,
@@ -636,7 +629,6 @@ impl Datagrams {
                 ..completion
             });
         }
-        None
     }
 
     /// The router has delivered a datagram while older ones of the same sender stand in the ring. It leaves its RECV
@@ -644,40 +636,64 @@ impl Datagrams {
     #[cold]
     pub fn reorder(
         &mut self,
-        session: &Session,
+        regions: &Regions,
         queue: &ReceiveQueue<'_>,
         completion: &Completion,
         timestamps: bool,
     ) -> Completion {
         let position = completion.ring_position;
-        let found = self.ring_of(completion);
-        let is_whole = completion.status == CompletionStatus::Success && position == self.next;
-        let Some(at) = found.filter(|&at| is_whole && self.rings[at].displaced.len() < DISPLACED_MAX) else {
+        let changed = if completion.status == CompletionStatus::Success && position == self.next {
+            self.change_places(regions, queue, completion)
+        } else {
+            None
+        };
+        let Some(filled) = changed else {
+            // It stays in its RECV.
             self.resume_after(position);
             return *completion;
         };
+        Completion { timestamp_ns: if timestamps { monotonic_ns() } else { 0 }, ..filled }
+    }
+
+    fn change_places(
+        &mut self,
+        regions: &Regions,
+        queue: &ReceiveQueue<'_>,
+        completion: &Completion,
+    ) -> Option<Completion> {
+        let (position, own) = (completion.ring_position, self.own);
         let mut side = queue.side.lock();
-        let regions = session.regions.hold();
-        let Some(room) = Room::of(&regions, &mut self.keys, queue, &side, position) else {
-            self.resume_after(position);
-            return *completion;
-        };
-        let (mut bytes, own, count) = (Vec::new(), self.own, self.rings.len());
-        room.clone().split(completion.byte_count, |range| own.append_to(&mut bytes, range));
+        let regions = regions.hold();
+        let room = Room::of(&regions, &mut self.keys, queue, &side, position)?;
+        let at = self.ring_of(completion, &room)?;
+        let routed = self.rings[at].order.count();
+        let displacing = self.rings.iter().filter(|ring| !ring.displaced.is_empty()).count();
+        let displaced = self.rings[at].displaced.len();
+        let has_place = displaced < DISPLACED_MAX && (displaced > 0 || displacing < DISPLACING_MAX);
+        let following = position.wrapping_add(1);
+        // It must not be lost: it is here.
+        let fits_next = has_place
+            && side.ring.position() != following
+            && Room::of(&regions, &mut self.keys, queue, &side, following)
+                .is_some_and(|next| next.bytes >= u64::from(completion.byte_count));
         let ring = &mut self.rings[at];
-        let routed = ring.order.count();
+        if !fits_next {
+            ring.order.is_ahead = true;
+            return None;
+        }
+        let mut bytes = Vec::new();
+        room.clone().split(completion.byte_count, |range| own.append_to(&mut bytes, range));
         ring.displaced.push_back(Displaced { routed, completion: *completion, bytes });
+        ring.is_displaced_reported = false;
         // Nobody else has the RECV now.
-        match self.fill(queue, &mut side, self.older_than(at).unwrap_or(at), room, true) {
-            Some(filled) => Completion { timestamp_ns: if timestamps { monotonic_ns() } else { 0 }, ..filled },
-            // It is still in its RECV.
-            None => {
-                let at = if self.rings.len() == count { Some(at) } else { self.ring_of(completion) };
-                if let Some(at) = at {
-                    self.rings[at].displaced.pop_back();
-                }
-                self.resume_after(position);
-                *completion
+        let oldest = self.older_than(at).unwrap_or(at);
+        match self.fill(queue, &mut side, oldest, room, (true, &mut DROPPED_MAX.clone())) {
+            Filled::Done(filled) => Some(filled),
+            Filled::Later | Filled::Nothing => {
+                let ring = &mut self.rings[at];
+                ring.displaced.pop_back();
+                ring.order.is_ahead = true;
+                None
             }
         }
     }

@@ -6,6 +6,17 @@ use freeflow_shm::{CreditList, Segment};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
+/// A look of a CQ at its direct rings.
+#[derive(Clone, Copy)]
+pub(crate) struct Look {
+    /// Looks until now.
+    pub polls: u64,
+    /// Completions have the time when they were written.
+    pub timestamps: bool,
+    /// The CQ's doorbell, if the CQ is armed.
+    pub armed: Option<u32>,
+}
+
 /// The router's description of a direct ring.
 pub(crate) struct DirectRingTerms {
     segment_bytes: u64,

@@ -7,7 +7,7 @@
 //! RECVs of an SRQ have no such positions: the messages are numbered by themselves, and each takes
 //! the next RECV when it is polled ([`Shared`]).
 use crate::datagrams::Datagrams;
-use crate::direct_ring::{CloseDrain, DirectRingTerms};
+use crate::direct_ring::{CloseDrain, DirectRingTerms, Look};
 use crate::promises::PROMISED_MAX;
 use crate::regions::{Cache, SGES_MAX};
 use crate::rings::Rings;
@@ -280,15 +280,15 @@ impl Incoming {
 
     /// Takes the next message, if it is the RECVs' turn for one.
     #[inline]
-    pub fn take(&mut self, session: &Session, rings: &Rings, (polls, timestamps): (u64, bool)) -> Option<Completion> {
+    pub fn take(&mut self, session: &Session, rings: &Rings, look: Look) -> Option<Completion> {
         if self.shared.is_some() {
-            return self.take_shared(session, rings, (polls, timestamps));
+            return self.take_shared(session, rings, look);
         }
         let message = self.receiver.peek()?;
         if message.msn != self.next || self.is_broken {
             return None;
         }
-        self.active_at = polls;
+        self.active_at = look.polls;
         let receive = rings.receive.lock();
         if receive.ring.direct_rings_closed() != self.direct_rings_closed && !self.drains(rings) {
             self.is_broken = true;
@@ -302,7 +302,7 @@ impl Incoming {
         let mut sges = [Sge::default(); SGES_MAX];
         let count = receive.ring.receive_at(self.next, &mut sges);
         let taken = Receive { wr_id: receive.ring.wr_id_at(self.next), sges: &sges[..count], pd: rings.pd };
-        let completion = self.fill::<SGES_MAX>(session, rings, &taken, (&message, self.next), timestamps);
+        let completion = self.fill::<SGES_MAX>(session, rings, &taken, (&message, self.next), look.timestamps);
         self.next = self.next.wrapping_add(1);
         receive.ring.set_claimed(self.next);
         drop(receive);
@@ -316,12 +316,7 @@ impl Incoming {
 
     /// Takes the next message for the next RECV of the SRQ; or what was held until now.
     #[inline(never)]
-    fn take_shared(
-        &mut self,
-        session: &Session,
-        rings: &Rings,
-        (polls, timestamps): (u64, bool),
-    ) -> Option<Completion> {
+    fn take_shared(&mut self, session: &Session, rings: &Rings, look: Look) -> Option<Completion> {
         if self.has_turn()
             && let Some(held) = self.shared.as_mut()?.held.pop_front()
         {
@@ -333,15 +328,15 @@ impl Incoming {
             return None;
         }
         let mut shared = self.shared.take()?;
-        let taken = self.takes_receive(&mut shared, rings);
+        let taken = self.takes_receive(&mut shared, rings, look.armed);
         let completion = taken.then(|| {
-            self.active_at = polls;
+            self.active_at = look.polls;
             let TakenReceive { wr_id, ref sges, sge_count } = shared.receive;
             let receive = Receive { wr_id, sges: &sges[..sge_count], pd: shared.srq.pd() };
             let about = (&message, self.next);
             match sge_count {
-                0..=SGES_MAX => self.fill::<SGES_MAX>(session, rings, &receive, about, timestamps),
-                _ => self.fill::<SGE_COUNT_MAX>(session, rings, &receive, about, timestamps),
+                0..=SGES_MAX => self.fill::<SGES_MAX>(session, rings, &receive, about, look.timestamps),
+                _ => self.fill::<SGE_COUNT_MAX>(session, rings, &receive, about, look.timestamps),
             }
         });
         self.shared = Some(shared);
@@ -363,8 +358,9 @@ impl Incoming {
         self.close_drain.takes_another()
     }
 
-    /// Takes the next RECV of the SRQ for the next message. False: there is none, or the ring ends.
-    fn takes_receive(&mut self, shared: &mut Shared, rings: &Rings) -> bool {
+    /// Takes the next RECV of the SRQ for the next message. False: there is none, or the ring ends. `armed`: this
+    /// doorbell rings when one is posted.
+    fn takes_receive(&mut self, shared: &mut Shared, rings: &Rings, armed: Option<u32>) -> bool {
         let mut receive = rings.receive.lock();
         let is_closed = receive.ring.direct_rings_closed() != self.direct_rings_closed;
         // One that waits for a RECV does not count.
@@ -374,7 +370,11 @@ impl Incoming {
         }
         // Counted first: the router may find a RECV more than there is left for it, never one less.
         receive.count_ring_messages(1);
-        let taken = shared.take();
+        let mut taken = shared.take();
+        while !taken && armed.is_some_and(|doorbell| shared.srq.has_receive_or_rings(doorbell)) {
+            // It was posted just now, or the router takes it.
+            taken = shared.take();
+        }
         if !taken {
             receive.count_ring_messages(-1);
             // It completes once one is posted: an event from before says nothing of that.
@@ -523,8 +523,11 @@ impl Arrivals {
 
     /// The router completed the RECV at this position, and did not flush it. False: it is to be put by.
     #[inline]
-    pub fn passes_whole(&mut self, completion: &Completion) -> bool {
-        each!(self, arrivals => arrivals.passes_whole(completion))
+    pub fn passes_whole(&mut self, session: &Session, rings: &Rings, completion: &Completion) -> bool {
+        match self {
+            Self::Peer(incoming) => incoming.passes_whole(completion),
+            Self::Datagrams(datagrams) => datagrams.passes_whole(&session.regions, &rings.receive_queue(), completion),
+        }
     }
 
     /// Messages need no notification, because the rings are polled; or they do.
@@ -578,10 +581,10 @@ impl Arrivals {
 
     /// Takes the next message, if it is the RECVs' turn for one.
     #[inline]
-    pub fn take(&mut self, session: &Session, rings: &Rings, about: (u64, bool)) -> Option<Completion> {
+    pub fn take(&mut self, session: &Session, rings: &Rings, look: Look) -> Option<Completion> {
         match self {
-            Self::Peer(incoming) => incoming.take(session, rings, about),
-            Self::Datagrams(datagrams) => take_datagram(datagrams, session, rings, about),
+            Self::Peer(incoming) => incoming.take(session, rings, look),
+            Self::Datagrams(datagrams) => take_datagram(datagrams, session, rings, look),
         }
     }
 
@@ -597,13 +600,13 @@ impl Arrivals {
         session: &Session,
         rings: &Rings,
         completion: &Completion,
-        about: (u64, bool),
+        look: Look,
         mut early: impl FnMut(Completion),
     ) {
         let position = completion.ring_position;
         let is_flushed = completion.status == CompletionStatus::WorkRequestFlushed;
         match self {
-            Self::Peer(incoming) => put_by_peer(incoming, session, rings, completion, about, early),
+            Self::Peer(incoming) => put_by_peer(incoming, session, rings, completion, look, early),
             // This RECV has completed already: no honest router says so.
             Self::Datagrams(datagrams) if datagrams.passed(position) => {}
             Self::Datagrams(datagrams) if is_flushed => {
@@ -611,22 +614,27 @@ impl Arrivals {
                 datagrams.resume_after(position);
                 early(*completion);
             }
-            Self::Datagrams(datagrams) => early(match datagrams.passes_whole(completion) {
-                true => *completion,
-                false => datagrams.reorder(session, &rings.receive_queue(), completion, about.1),
-            }),
+            Self::Datagrams(datagrams) => {
+                let (regions, queue) = (&session.regions, rings.receive_queue());
+                early(match datagrams.passes_whole(regions, &queue, completion) {
+                    true => *completion,
+                    false => datagrams.reorder(regions, &queue, completion, look.timestamps),
+                });
+            }
         }
     }
 }
 
 #[inline(never)] // beside the peer's
-fn take_datagram(
-    datagrams: &mut Datagrams,
-    session: &Session,
-    rings: &Rings,
-    about: (u64, bool),
-) -> Option<Completion> {
-    datagrams.take(session, &rings.receive_queue(), about)
+fn take_datagram(datagrams: &mut Datagrams, session: &Session, rings: &Rings, look: Look) -> Option<Completion> {
+    let taken = datagrams.take(&session.regions, &rings.receive_queue(), look);
+    if taken.is_none()
+        && datagrams.is_cut_short()
+        && let Some(doorbell) = look.armed
+    {
+        session.ring(doorbell);
+    }
+    taken
 }
 
 fn put_by_peer(
@@ -634,7 +642,7 @@ fn put_by_peer(
     session: &Session,
     rings: &Rings,
     completion: &Completion,
-    about: (u64, bool),
+    look: Look,
     mut early: impl FnMut(Completion),
 ) {
     let (mut completion, position) = (*completion, completion.ring_position);
@@ -643,7 +651,7 @@ fn put_by_peer(
             // This RECV has completed already: no honest router says so.
             return;
         }
-        while let Some(older) = incoming.take(session, rings, about) {
+        while let Some(older) = incoming.take(session, rings, look) {
             early(older);
             if incoming.passes(position) {
                 break;
@@ -659,7 +667,7 @@ fn put_by_peer(
         }
     }
     if completion.status == CompletionStatus::WorkRequestFlushed {
-        incoming.outlive_flush(session, rings, &mut completion, about.1);
+        incoming.outlive_flush(session, rings, &mut completion, look.timestamps);
     }
     early(completion);
 }

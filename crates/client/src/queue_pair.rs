@@ -237,7 +237,10 @@ impl QueuePair {
                 if let Some(cq) = &self.send_cq {
                     cq.reset_sends(rings);
                 }
-                rings.reset_receives();
+                match &self.recv_cq {
+                    Some(cq) => cq.reset_receives(rings),
+                    None => rings.reset_receives(),
+                }
             }
         }
         if mask.contains(QpAttributeMask::PATH_MTU) {

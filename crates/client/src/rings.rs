@@ -193,10 +193,15 @@ impl Rings {
     /// Accepts what the router has to offer, if there is anything.
     pub fn accept(&self, session: &Session, own: OwnMemory) {
         if self.is_datagram {
-            if !self.has_incoming() && self.receive_queue().has_offers() {
-                self.set_incoming(Some(Arrivals::Datagrams(Box::new(Datagrams::new(self.next_receive(), own)))));
-            }
-            if let Some(Arrivals::Datagrams(datagrams)) = self.incoming.lock().as_mut() {
+            if !self.has_incoming() {
+                if self.receive_queue().has_offers() {
+                    let mut datagrams = Box::new(Datagrams::new(self.next_receive(), own));
+                    datagrams.adopt(session, &self.receive_queue());
+                    if datagrams.has_rings() {
+                        self.set_incoming(Some(Arrivals::Datagrams(datagrams)));
+                    }
+                }
+            } else if let Some(Arrivals::Datagrams(datagrams)) = self.incoming.lock().as_mut() {
                 datagrams.adopt(session, &self.receive_queue());
             }
             return;
@@ -270,6 +275,7 @@ impl Rings {
         self.send_done.store(0, Ordering::Release);
     }
 
+    /// To be called with the lock of the receive CQ, whose polls count what is done.
     pub fn reset_receives(&self) {
         let mut receive = self.receive.lock();
         receive.ring.reset();

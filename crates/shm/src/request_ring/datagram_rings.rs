@@ -8,8 +8,9 @@ impl RequestProducer {
     /// The rings of datagrams that are open, a bit each.
     #[inline]
     pub fn rings_open(&self) -> u64 {
-        // Relaxed: advice, as `direct_rings_closed`.
-        self.view.wide_header::<{ queue::RINGS_OPEN }>().load(Ordering::Relaxed)
+        // Acquire; partner: the Release store in `RequestConsumer::set_rings_open`: who sees that a ring is closed sees
+        // what its sender had put there before it asked for that.
+        self.view.wide_header::<{ queue::RINGS_OPEN }>().load(Ordering::Acquire)
     }
 
     /// How many rings of datagrams have been offered to a receive queue.
@@ -48,8 +49,8 @@ impl RequestConsumer {
 
     /// Says which rings of datagrams are open.
     pub fn set_rings_open(&self, rings: u64) {
-        // Relaxed: advice.
-        self.view.wide_header::<{ queue::RINGS_OPEN }>().store(rings, Ordering::Relaxed);
+        // Release; partner: the Acquire load in `RequestProducer::rings_open`.
+        self.view.wide_header::<{ queue::RINGS_OPEN }>().store(rings, Ordering::Release);
     }
 
     /// Says how many rings of datagrams have been offered.
