@@ -301,7 +301,8 @@ def stopped(host, server, client, load, path):
 
 
 # Those that lose nothing, or know what they lose.
-UD_CASES = ["ud_one_sender", "ud_several_senders", "ud_headers", "ud_events", "ud_q_key", "begins_anew", "ud_handle", "ud_to_itself"]
+UD_CASES = ["ud_one_sender", "ud_several_senders", "ud_headers", "ud_events", "ud_q_key", "begins_anew", "ud_handle", "ud_to_itself",
+            "ud_group"]
 
 
 def cases(server, client, direct, names=(), rounds=ROUNDS, options=(), before=()):
@@ -317,10 +318,16 @@ def cases(server, client, direct, names=(), rounds=ROUNDS, options=(), before=()
 UC_CASES = ["mixed_heap", "mixed_shared", "mixed_pauses", "mixed_forks", "left_by_who", "few_of_many", "all_on_one"]
 
 
-def cases_switched(host, server, client, direct, names=(), options=()):
+def cases_switched(host, server, client, direct, names=(), options=(), direct_min=0.0):
+    """At least this part of the messages goes past the router."""
+    before = host.status()["counters"]
     with paths.Switch(host, SEED) as switch:
         note = cases(server, client, direct, names, options=options)
-        return f"{note}, {switch.changes} changes"
+        note = f"{note}, {switch.changes} changes"
+    grown = {name: value - before[name] for name, value in host.status()["counters"].items()}
+    note = f"{note}, {grown['direct_messages']} of {grown['messages']} past the router"
+    need(grown["direct_messages"] >= direct_min * grown["messages"], note)
+    return note
 
 
 def losses(host, server, client, direct, path, name="uc_", carried_max=0.5):
@@ -538,7 +545,7 @@ def test_datagrams(both, path):
 
 
 def test_datagrams_while_the_path_changes(both):
-    cases_switched(*both, harness.program("direct"), UD_CASES)
+    cases_switched(*both, harness.program("direct"), UD_CASES, direct_min=0.1)
 
 
 def test_datagrams_of_programs_without_the_direct_path(server, client):

@@ -11,7 +11,7 @@ struct test_case {
 
 // Each table ends with a case without a name.
 extern const struct test_case data_cases[], error_cases[], event_cases[], limit_cases[];
-extern const struct test_case mixed_cases[], lane_cases[], shared_cases[], stop_cases[], uc_cases[], ud_cases[], idle_cases[], held_cases[];
+extern const struct test_case mixed_cases[], lane_cases[], shared_cases[], stop_cases[], uc_cases[], ud_cases[], ud_order_cases[], idle_cases[], held_cases[];
 
 // `list`; or `loopback`, `server PORT` or `client HOST PORT`, and then words: each case whose name has one of them
 // runs, or all do. `tables` ends with NULL. The program's exit code.

@@ -24,7 +24,7 @@ int main(int argc, char **argv) {
         default: return 2;
         }
     }
-    const struct test_case *const tables[] = {mixed_cases, lane_cases, shared_cases, stop_cases, uc_cases, ud_cases, idle_cases, NULL};
+    const struct test_case *const tables[] = {mixed_cases, lane_cases, shared_cases, stop_cases, uc_cases, ud_cases, ud_order_cases, idle_cases, NULL};
     const struct test_case *const waits_for_test[] = {held_cases, NULL};
     bool held = argc && !strcmp(argv[argc - 1], "held");
     return run_cases("direct", argc - optind, argv + optind, held ? waits_for_test : tables);

@@ -298,6 +298,50 @@ static void nothing_is_withheld(struct side *s, struct endpoint *e) {
     lanes_close(l);
 }
 
+static bool take_events(struct endpoint *e, unsigned ms) {
+    struct ibv_cq *cq;
+    void *context;
+    bool is_told = fd_readable(e->channel->fd, ms);
+    if (is_told && !ibv_get_cq_event(e->channel, &cq, &context)) ibv_ack_cq_events(cq, 1);
+    return is_told;
+}
+
+// Two messages for one RECV, and who is asleep has looked at both: the next RECV wakes.
+static void receive_comes_later(struct side *s, struct endpoint *e) {
+    enum { RECEIVES = 24 };
+    struct lanes *l = calloc(1, sizeof *l);
+    lanes_open(l, s, e, 2, RECEIVES, &(struct options){.events = true});
+    if (!s->failed) warm_up(l, 0);
+    for (unsigned round = 0; round < 6 && !s->failed; round++) {
+        // The first lane's sender has been told of RECVs, and the second one's messages take all of them.
+        for (unsigned i = 0; s->role == ROLE_A && i < RECEIVES && !s->failed; i++)
+            if (send_with(l, 1, IBV_WR_SEND_WITH_IMM, ROUTED)) fail(s, __FILE__, __LINE__, "post");
+        if (s->role == ROLE_A && !s->failed) take_sent(l, RECEIVES);
+        if (s->role == ROLE_B) await_messages(l, RECEIVES, POLLS, false);
+        if (s->role == ROLE_B && !s->failed && !repost(e, 0)) fail(s, __FILE__, __LINE__, "post");
+        if (!s->failed && !meet(s)) fail(s, __FILE__, __LINE__, "the other side failed");
+        for (unsigned i = 0; s->role == ROLE_A && i < 2 && !s->failed; i++)
+            if (send_with(l, 0, IBV_WR_SEND_WITH_IMM, 0)) fail(s, __FILE__, __LINE__, "post");
+        if (!s->failed && !meet(s)) fail(s, __FILE__, __LINE__, "the other side failed");
+        struct ibv_wc wc;
+        if (s->role == ROLE_B && !s->failed) {
+            bool is_armed = !ibv_req_notify_cq(e->recv_cq, 0);
+            while (is_armed && take_events(e, 100)) is_armed = !ibv_req_notify_cq(e->recv_cq, 0);
+            if (!is_armed || ibv_poll_cq(e->recv_cq, 1, &wc) != 1) fail(s, __FILE__, __LINE__, "no message");
+            if (!s->failed) take_received(l, &wc, false);
+            if (!s->failed && ibv_poll_cq(e->recv_cq, 1, &wc)) fail(s, __FILE__, __LINE__, "a message without RECV");
+            if (!s->failed && !repost(e, 1)) fail(s, __FILE__, __LINE__, "post");
+            if (!s->failed && !take_events(e, 1000)) fail(s, __FILE__, __LINE__, "no event");
+            if (!s->failed) await_messages(l, 1, POLLS, false);
+        }
+        for (unsigned i = 0; s->role == ROLE_B && i < RECEIVES && !s->failed; i++)
+            if (!repost(e, i)) fail(s, __FILE__, __LINE__, "post");
+        if (s->role == ROLE_A && !s->failed) take_sent(l, 2);
+        if (!s->failed && !meet(s)) fail(s, __FILE__, __LINE__, "the other side failed");
+    }
+    lanes_close(l);
+}
+
 // More messages go past the router between two that it delivers than any queue holds.
 static void long_runs_keep_their_order(struct side *s, struct endpoint *e) {
     enum { RECEIVES = 128, BATCH = 32, RUN = 1100 };
@@ -385,6 +429,7 @@ const struct test_case shared_cases[] = {
     {"shared_missing_receives_are_told", missing_receives_are_told},
     {"shared_limit_is_told", limit_is_told},
     {"shared_nothing_is_withheld", nothing_is_withheld},
+    {"shared_receive_comes_later", receive_comes_later},
     {"shared_long_runs_keep_their_order", long_runs_keep_their_order},
     {"shared_left_by_who_is_gone", left_by_who_is_gone},
     {"shared_left_to_who_fails", left_to_who_fails},

@@ -1,6 +1,6 @@
 // Datagrams past the router: rings of several senders lead to one queue of RECVs, which the router fills, too. A
 // datagram by another address handle goes through the router, so both ways are taken at random.
-#include "cases.h"
+#include "direct_ud.h"
 
 #include <arpa/inet.h>
 #include <pthread.h>
@@ -8,48 +8,9 @@
 #include <stdio.h>
 #include <string.h>
 
-enum {
-    SENDERS = 5,
-    RECEIVES = 96,
-    WINDOW = 64, // no more is on its way: there is a RECV for each
-    BURST_MAX = 48,
-    MTU = 4096,
-    SLOT = MTU + 64,
-    RECEIVED = (WINDOW + 1) * SLOT,
-    TOTAL = RECEIVED + RECEIVES * SLOT,
-    TURNS = 200, // enough to have a ring
-    WAIT_MS = 15000,
-    QUIET_MS = 200,
-    OTHER_QKEY = 0x2222222,
-};
+bool sends(const struct lane *l) { return l->side->role == ROLE_A; }
 
-struct source {
-    struct ibv_qp *qp;
-    uint32_t qpn, next; // number of the next datagram
-};
-
-struct lane {
-    struct side *side;
-    struct endpoint *e;
-    uint64_t random; // the same on both ends
-    struct ibv_ah *other; // the same address, by another handle
-    struct source sources[SENDERS];
-    unsigned source_count;
-    uint32_t capacity[RECEIVES];
-    uint64_t posted, taken;
-    unsigned slot;
-    uint32_t qkey;
-};
-
-struct datagram {
-    unsigned source;
-    uint32_t number, length;
-    bool has_immediate, is_inline, is_split, by_other;
-};
-
-static bool sends(const struct lane *l) { return l->side->role == ROLE_A; }
-
-static struct ibv_ah_attr path_to_peer(const struct lane *l) {
+struct ibv_ah_attr path_to_peer(const struct lane *l) {
     return (struct ibv_ah_attr){.is_global = 1, .port_num = 1,
                                 .grh = {.dgid = l->e->peer.gid, .sgid_index = (uint8_t)gid_index(), .hop_limit = 64}};
 }
@@ -68,7 +29,7 @@ static struct ibv_qp *another_qp(struct lane *l) {
     return qp && begin_qp(qp, QKEY) ? qp : NULL;
 }
 
-static bool lane_open(struct lane *l, struct side *s, struct endpoint *e, unsigned sources, bool events) {
+bool lane_open(struct lane *l, struct side *s, struct endpoint *e, unsigned sources, bool events) {
     struct options options = {.type = IBV_QPT_UD, .bytes = TOTAL, .send_wr = WINDOW + 1, .recv_wr = RECEIVES, .send_sge = 2,
                               .inline_bytes = 64, .events = events};
     *l = (struct lane){.side = s, .e = e, .random = case_seed, .source_count = sources, .qkey = QKEY};
@@ -85,20 +46,20 @@ static bool lane_open(struct lane *l, struct side *s, struct endpoint *e, unsign
     return (l->other = ibv_create_ah(e->pd, &path)) != NULL;
 }
 
-static void lane_close(struct lane *l) {
+void lane_close(struct lane *l) {
     for (unsigned i = 1; i < l->source_count; i++)
         if (l->sources[i].qp) need(l->side, !ibv_destroy_qp(l->sources[i].qp));
     if (l->other) need(l->side, !ibv_destroy_ah(l->other));
 }
 
-static void post_receive(struct lane *l, uint32_t length) {
+void post_receive(struct lane *l, uint32_t length) {
     uint64_t id = l->posted++;
     l->capacity[id % RECEIVES] = length;
     if (sends(l)) return;
     need(l->side, !post_recv(l->e, id, RECEIVED + id % RECEIVES * SLOT, length));
 }
 
-static void post_datagram(struct lane *l, const struct datagram *d) {
+void post_datagram(struct lane *l, const struct datagram *d) {
     struct endpoint *e = l->e;
     uint8_t *at = e->memory + (size_t)(l->slot++ % (WINDOW + 1)) * SLOT;
     uint32_t first = d->is_split ? d->length / 3 : d->length;
@@ -113,7 +74,7 @@ static void post_datagram(struct lane *l, const struct datagram *d) {
     need(l->side, !ibv_post_send(l->sources[d->source].qp, &wr, &bad));
 }
 
-static void take_sent(struct lane *l, unsigned count) {
+void take_sent(struct lane *l, unsigned count) {
     struct ibv_wc wc;
     for (unsigned i = 0; i < count; i++) {
         need(l->side, poll_one(l->e->send_cq, &wc, WAIT_MS));
@@ -203,7 +164,7 @@ static void burst(struct lane *l, unsigned count, unsigned others) {
 }
 
 // One after the other from each, until there are rings.
-static void turns(struct lane *l, unsigned count) {
+void turns(struct lane *l, unsigned count) {
     for (unsigned i = 0; i < count * l->source_count && !l->side->failed; i++) {
         struct datagram d = random_datagram(l, 0);
         d.source = i % l->source_count;
@@ -310,11 +271,11 @@ static void ud_short_receives(struct side *s, struct endpoint *e) {
 
 // ---- losses: each datagram names itself
 
-static struct datagram numbered(struct lane *l) {
+struct datagram numbered(struct lane *l) {
     return (struct datagram){.number = l->sources[0].next++, .length = 64, .has_immediate = true};
 }
 
-static void send_numbered(struct lane *l, unsigned count) {
+void send_numbered(struct lane *l, unsigned count) {
     for (unsigned i = 0; i < count; i++) {
         struct datagram d = numbered(l);
         if (sends(l) && !l->side->failed) post_datagram(l, &d);
@@ -323,7 +284,7 @@ static void send_numbered(struct lane *l, unsigned count) {
 }
 
 // Takes whatever has come: in order, each once, in the next RECVs. How many.
-static unsigned take_some(struct lane *l, uint32_t from, unsigned ms) {
+unsigned take_some(struct lane *l, uint32_t from, unsigned ms) {
     struct ibv_wc wc;
     unsigned count = 0;
     while (!l->side->failed && poll_one(l->e->recv_cq, &wc, ms)) {
@@ -341,13 +302,13 @@ static unsigned take_some(struct lane *l, uint32_t from, unsigned ms) {
 }
 
 // Both ends agree how many RECVs are used up.
-static void agree(struct lane *l) {
+void agree(struct lane *l) {
     uint64_t mine = l->taken, theirs;
     need(l->side, !l->side->failed && socket_swap(l->side->sock, &mine, &theirs, sizeof mine));
     if (sends(l)) l->taken = theirs;
 }
 
-static void use_up(struct lane *l) {
+void use_up(struct lane *l) {
     while (l->taken < l->posted && !l->side->failed) {
         struct datagram d = random_datagram(l, 0);
         if (sends(l)) post_datagram(l, &d);
@@ -636,7 +597,7 @@ static void *scribble(void *argument) {
 }
 
 // The only ring that the process has mapped.
-static uint8_t *find_ring(void) {
+uint8_t *find_ring(void) {
     FILE *maps = fopen("/proc/self/maps", "re");
     char line[600];
     unsigned long start, found = 0;
