@@ -151,7 +151,7 @@ impl Outgoing {
             // Copies of the request: so no other is ever made in memory.
             SendOpcode::RdmaWriteWithImmediate => {
                 self.write_with_immediate(&{ *context }, ring, returned, &{ *request })
-            },
+            }
             SendOpcode::FetchAdd | SendOpcode::CompareSwap => self.change(&{ *context }, ring, returned, &{ *request }),
             _ => false,
         }
@@ -333,7 +333,7 @@ impl Outgoing {
     #[inline]
     fn keep_near(&mut self, posted: u32) {
         // For one request in so many: all positions pass by here.
-        if posted % KEPT_NEAR_EVERY != 0 {
+        if !posted.is_multiple_of(KEPT_NEAR_EVERY) {
             return;
         }
         let nearest = posted.wrapping_sub(FAR);
