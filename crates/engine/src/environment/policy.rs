@@ -43,6 +43,9 @@ pub enum TrafficKind {
     Datagram,
     /// A datagram to a group: the receiver is one of its members.
     Multicast,
+    /// Datagrams to one receiver that are to go past the router. Nothing is sent by that question, so nobody is to
+    /// blame for a no.
+    DirectDatagrams,
 }
 
 /// The tenant's access rules. Answers may change only before

@@ -186,7 +186,7 @@ impl Engine {
                 other,
                 from: source,
                 to: route.dgid,
-                traffic: TrafficKind::Datagram,
+                traffic: TrafficKind::DirectDatagrams,
                 is_external: false,
                 subject: Subject::From,
             });

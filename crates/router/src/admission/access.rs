@@ -516,6 +516,7 @@ impl AccessPolicy {
             TrafficKind::Datagram if !to_known && !is_external && self.may_be_for_nobody(&pair) => true,
             TrafficKind::Datagram => self.may_begin(&pair, Deed::Datagram),
             TrafficKind::Multicast => self.may_begin(&pair, Deed::Multicast),
+            TrafficKind::DirectDatagrams => self.verdict(&pair, false).allowed,
         }
     }
 

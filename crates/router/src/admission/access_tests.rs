@@ -121,6 +121,8 @@ fn each_means_has_its_direction_and_is_counted_by_rule() {
         (TrafficKind::Standing, true, true),
         (TrafficKind::Datagram, false, true),
         (TrafficKind::Multicast, false, true),
+        // Not counted.
+        (TrafficKind::DirectDatagrams, false, true),
     ] {
         assert_eq!(one_way.authorize(&request(A, "10.0.0.1", "10.0.0.2", traffic)), forth);
         assert_eq!(one_way.authorize(&request(A, "10.0.0.2", "10.0.0.1", traffic)), back);
