@@ -216,7 +216,7 @@ impl Completer {
     pub(crate) fn keep_receive<E: Environment>(&mut self, env: &mut E, id: QpId) {
         let qp = self.qp_mut(id);
         let may_put_back = qp.service == QpType::Ud && qp.srq.is_none();
-        let is_put_back = may_put_back && env.put_back_receive(id, qp.receive.request.ring_position);
+        let is_put_back = may_put_back && env.put_back_receive(id, qp.recv_cq, qp.receive.request.ring_position);
         qp.receive.claim = if is_put_back { Claim::None } else { Claim::Held };
     }
 

@@ -44,9 +44,10 @@ pub trait Queues {
         false
     }
 
-    /// A RECV that was fetched from a UD QP's own queue was not used: it is fetched again. False: the engine keeps it
-    /// for the next datagram. (Others may take RECVs of that queue, and then must not wait for one.)
-    fn put_back_receive(&mut self, _qp: QpId, _ring_position: u32) -> bool {
+    /// A RECV that was fetched from a UD QP's own queue was not used, and nothing writes to its memory: it is fetched
+    /// again. False: the engine keeps it for the next datagram. (Others may take RECVs of that queue, and then must not
+    /// wait for one. Who waited hears of it; `_cq` is where the RECV would have completed.)
+    fn put_back_receive(&mut self, _qp: QpId, _cq: Option<CqId>, _ring_position: u32) -> bool {
         false
     }
 

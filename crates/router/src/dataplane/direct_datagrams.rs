@@ -12,7 +12,7 @@ use crate::dataplane::direct::Direct;
 use crate::dataplane::direct_traffic::{growth, of_datagrams};
 use crate::dataplane::ports::{Ports, Qp};
 use crate::dataplane::worker::Worker;
-use freeflow_engine::{DatagramPeer, NotDirect, QpId, SessionId};
+use freeflow_engine::{CqId, DatagramPeer, NotDirect, QpId, SessionId};
 use freeflow_verbs::VerbsError;
 use std::os::fd::OwnedFd;
 
@@ -72,7 +72,7 @@ impl Worker {
             receivers.extend(datagrams.ring_to(place).map(|ring| (ring.receiver, solicited & 1 << place != 0)));
         }
         for (to, solicited) in receivers {
-            self.notify_receiver(to, 1, solicited);
+            self.ports.wake_receiver(to, self.engine.receive_cq(to), solicited);
         }
     }
 
@@ -168,6 +168,17 @@ impl Ports {
         datagrams.open_to |= 1 << place;
         qp.send.set_rings_open(datagrams.open_to);
         self.has_datagram_rings = true;
+    }
+
+    /// There is something in a ring for the receiver, or there may be: it looks for that. `cq`: its RECVs'.
+    pub(crate) fn wake_receiver(&mut self, to: QpId, cq: Option<CqId>, solicited: bool) {
+        self.notify(to);
+        let Some((cq, entry)) = cq.and_then(|cq| Some((cq, self.cqs.get(cq)?))) else { return };
+        let (session, has_channel) = (entry.session, entry.channel.is_some());
+        if has_channel {
+            self.note_some(cq, solicited);
+        }
+        self.note_completed(session);
     }
 
     /// The ring that was offered first, and what its receiver has to know.

@@ -105,9 +105,14 @@ impl Queues for Ports {
         self.receive_queue(queue).is_some_and(|(ring, _)| ring.was_skipped())
     }
 
-    fn put_back_receive(&mut self, qp: QpId, ring_position: u32) -> bool {
+    fn put_back_receive(&mut self, qp: QpId, cq: Option<CqId>, ring_position: u32) -> bool {
         let receive = self.qps.get_mut(qp).and_then(|qp| qp.receive.as_mut());
-        receive.is_some_and(|receive| receive.put_back(ring_position))
+        let is_put_back = receive.is_some_and(|receive| receive.put_back(ring_position));
+        if is_put_back && self.qps.get(qp).is_some_and(|qp| qp.direct.datagrams.is_some()) {
+            // Something in a ring may have waited for it; perhaps it is solicited.
+            self.wake_receiver(qp, cq, true);
+        }
+        is_put_back
     }
 
     fn message_lost(&mut self, qp: QpId) {

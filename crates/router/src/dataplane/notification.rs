@@ -27,6 +27,17 @@ impl Ports {
         }
     }
 
+    /// There are completions past the router, and nobody says how many: as many as the CQ waits for.
+    pub fn note_some(&mut self, id: CqId, solicited: bool) {
+        let Some(cq) = self.cqs.get_mut(id) else { return };
+        let moderation = &mut cq.moderation;
+        let enough = moderation.enough();
+        if enough != u32::MAX {
+            moderation.pending = moderation.pending.max(enough - 1);
+        }
+        self.note_completion(id, solicited);
+    }
+
     /// The library armed the CQ while completions stood in it that came when it was not armed: they
     /// count as one new one.
     pub fn handle_armed_late(&mut self, id: CqId) {

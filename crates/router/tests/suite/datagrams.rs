@@ -6,6 +6,7 @@ use freeflow_shm::SendDescriptor;
 use freeflow_verbs::{
     CompletionStatus, Gid, QpAttributeMask as M, QpAttributes, QpState, QpType, SendOpcode, SrqAttributes, VerbsError,
 };
+use std::os::fd::OwnedFd;
 
 const QKEY: u32 = 0x1111_1111;
 
@@ -30,9 +31,20 @@ impl Rig {
     }
 
     fn with_srq(has_srq: bool) -> Self {
+        Self::with(has_srq, false).0
+    }
+
+    /// With events of the receiver's completions.
+    fn with_events() -> (Self, OwnedFd) {
+        let (rig, pipe) = Self::with(false, true);
+        (rig, pipe.unwrap())
+    }
+
+    fn with(has_srq: bool, has_events: bool) -> (Self, Option<OwnedFd>) {
         let host = Host::new();
         let (mut a, mut b) = (host.client("a"), host.client("b"));
-        let (a_cq, b_cq) = (a.create_cq(64, None), b.create_cq(64, None));
+        let (channel, pipe) = has_events.then(|| b.create_channel()).unzip();
+        let (a_cq, b_cq) = (a.create_cq(64, None), b.create_cq(64, channel));
         let srq = has_srq.then(|| {
             let (attributes, cookie) = (SrqAttributes { max_wr: 8, max_sge: 1, limit: 0 }, b.next_cookie());
             let reply = b.ask(&Request::CreateSrq { pd: b.pd, attributes, cookie, xrc: None });
@@ -45,7 +57,21 @@ impl Rig {
         begin(&b, &b_qp);
         let ah = handle_to(&a, b.gid());
         let (from, to) = (a.memory(1024, true), b.memory(1024, true));
-        Self { pair: Pair { host, a, b, a_cq, b_cq, a_qp, b_qp }, ah, from, to }
+        (Self { pair: Pair { host, a, b, a_cq, b_cq, a_qp, b_qp }, ah, from, to }, pipe)
+    }
+
+    /// Its library has put something into a ring.
+    fn notify(&mut self, place: u32) {
+        self.pair.a_qp.send.notify_ring(place, false);
+        if self.pair.a.session.ring(self.pair.a_qp.cookie) {
+            self.pair.a.kick.kick();
+        }
+        self.pair.a.settle();
+    }
+
+    fn take_event(&self, pipe: &OwnedFd) -> bool {
+        self.pair.b.settle();
+        has_event(pipe) && read_event(pipe) == Some((self.pair.b_cq.cookie, 0))
     }
 
     fn ask(&self, ah: Handle, remote_qpn: u32, qkey: u32, place: u32) -> Result<(), VerbsError> {
@@ -189,6 +215,39 @@ fn a_receive_that_a_lost_datagram_left_is_not_kept() {
     assert_eq!(rig.send(64), CompletionStatus::Success);
     assert_eq!(rig.pair.b_cq.wait().ring_position, 1);
     assert!(!rig.pair.b_qp.receive.claim_receive(1));
+}
+
+/// The library waits for it as for a completion.
+#[test]
+fn a_receive_that_is_put_back_wakes_its_receiver() {
+    let (mut rig, pipe) = Rig::with_events();
+    rig.receive(50);
+    assert_eq!(rig.send(64), CompletionStatus::Success);
+    rig.pair.b_cq.ring.arm(false);
+    assert!(!rig.take_event(&pipe), "nothing can wait for it");
+    assert_eq!(rig.open(0), Ok(()));
+    for solicited in [false, true] {
+        rig.pair.b_cq.ring.arm(solicited);
+        assert_eq!(rig.send(64), CompletionStatus::Success);
+        assert!(rig.take_event(&pipe), "solicited: {solicited}");
+    }
+}
+
+/// Nobody says how many datagrams it stands for.
+#[test]
+fn a_notification_is_as_many_as_a_moderated_queue_waits_for() {
+    let (mut rig, pipe) = Rig::with_events();
+    assert_eq!(rig.open(3), Ok(()));
+    let cq = rig.pair.b_cq.handle;
+    assert_eq!(rig.pair.b.ask(&Request::ModerateCq { cq, count: 16, period_us: 0 }), Reply::Done);
+    for _ in 0..2 {
+        rig.pair.b_cq.ring.arm(false);
+        rig.notify(3);
+        assert!(rig.take_event(&pipe));
+    }
+    rig.pair.b_cq.ring.arm(false);
+    rig.notify(4);
+    assert!(!rig.take_event(&pipe), "there is no such ring");
 }
 
 #[test]
