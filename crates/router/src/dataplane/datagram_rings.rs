@@ -5,6 +5,8 @@ use freeflow_engine::{DatagramPeer, QpId};
 use freeflow_protocol::library::DATAGRAM_RINGS_MAX;
 use freeflow_shm::Tally;
 use freeflow_verbs::{Duration, Gid, GlobalRoute, Instant};
+use std::collections::BTreeSet;
+use std::ops::Bound;
 use std::os::fd::OwnedFd;
 
 pub(crate) const RINGS_MAX: usize = DATAGRAM_RINGS_MAX as usize;
@@ -32,7 +34,64 @@ pub(crate) struct RingTo {
     pub(crate) receiver: QpId,
     /// Its place there.
     pub(crate) place: usize,
-    pub(crate) address_handle: u32,
+    pub(crate) asked: DatagramRing,
+}
+
+/// Name of an open ring: address handle, sender, and its place there.
+pub(crate) type RingKey = (u32, QpId, usize);
+
+/// The open rings of all QPs, and how far the review of them is.
+#[derive(Default)]
+pub struct OpenRings {
+    rings: BTreeSet<RingKey>,
+    review: Option<Review>,
+    /// The last one that was reviewed. A review begins after it, so that one change after the other does not keep it
+    /// from the last ones.
+    reviewed: Option<RingKey>,
+}
+
+struct Review {
+    /// Where it began, and ends when it has gone round.
+    until: Option<RingKey>,
+    has_wrapped: bool,
+}
+
+impl OpenRings {
+    pub(crate) fn insert(&mut self, ring: RingKey) {
+        self.rings.insert(ring);
+    }
+
+    pub(crate) fn remove(&mut self, ring: RingKey) {
+        self.rings.remove(&ring);
+    }
+
+    /// Those for an address handle.
+    pub(crate) fn of_handle(&self, address_handle: u32) -> Vec<RingKey> {
+        let first = (address_handle, QpId { index: 0, generation: 0 }, 0);
+        self.rings.range(first..).take_while(|&&(handle, _, _)| handle == address_handle).copied().collect()
+    }
+
+    /// All of them are to be reviewed.
+    pub(crate) fn begin_review(&mut self) {
+        self.review = (!self.rings.is_empty()).then_some(Review { until: self.reviewed, has_wrapped: false });
+    }
+
+    /// The next one to be reviewed.
+    pub(crate) fn next_for_review(&mut self) -> Option<RingKey> {
+        let review = self.review.as_mut()?;
+        let after = self.reviewed.map_or(Bound::Unbounded, Bound::Excluded);
+        let mut next = self.rings.range((after, Bound::Unbounded)).next();
+        if next.is_none() && !review.has_wrapped {
+            review.has_wrapped = true;
+            next = self.rings.first();
+        }
+        let is_round = |ring: &RingKey| review.has_wrapped && review.until.is_none_or(|until| *ring > until);
+        match next.copied().filter(|ring| !is_round(ring)) {
+            Some(ring) => self.reviewed = Some(ring),
+            None => self.review = None,
+        }
+        self.reviewed.filter(|_| self.review.is_some())
+    }
 }
 
 pub(crate) struct RingFrom {
@@ -127,4 +186,51 @@ pub(crate) enum RingState {
     Missing,
     Offered,
     Accepted,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(address_handle: u32, qp: u32, place: usize) -> RingKey {
+        (address_handle, QpId { index: qp, generation: 1 }, place)
+    }
+
+    fn rest(rings: &mut OpenRings) -> Vec<RingKey> {
+        std::iter::from_fn(|| rings.next_for_review()).collect()
+    }
+
+    #[test]
+    fn a_review_looks_at_each_ring() {
+        let mut rings = OpenRings::default();
+        rings.begin_review();
+        assert_eq!(rings.next_for_review(), None);
+        let all: Vec<RingKey> = (0..5).map(|handle| key(handle, 9 - handle, 0)).collect();
+        all.iter().for_each(|&ring| rings.insert(ring));
+        assert_eq!(rings.next_for_review(), None, "nothing has changed");
+        rings.begin_review();
+        assert_eq!(rest(&mut rings), all);
+        assert_eq!(rings.next_for_review(), None);
+        // Changes in the midst of it.
+        rings.begin_review();
+        assert_eq!((rings.next_for_review(), rings.next_for_review()), (Some(all[0]), Some(all[1])));
+        rings.begin_review();
+        rings.remove(all[1]);
+        rings.remove(all[3]);
+        assert_eq!(rest(&mut rings), [all[2], all[4], all[0]]);
+        for round in 0..6 {
+            rings.begin_review();
+            assert_eq!(rings.next_for_review(), Some([all[2], all[4], all[0]][round % 3]), "it goes on");
+        }
+    }
+
+    #[test]
+    fn rings_are_found_by_their_handle() {
+        let mut rings = OpenRings::default();
+        for ring in [key(1, 5, 0), key(2, 5, 1), key(2, 5, 63), key(2, 0, 7), key(3, 0, 0)] {
+            rings.insert(ring);
+        }
+        assert_eq!(rings.of_handle(2), [key(2, 0, 7), key(2, 5, 1), key(2, 5, 63)]);
+        assert_eq!(rings.of_handle(4), []);
+    }
 }

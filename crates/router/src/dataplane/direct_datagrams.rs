@@ -8,13 +8,16 @@
 //! Invariant: there is one open ring at most from one QP to another: datagrams of both are in one order.
 use crate::admission::account::Charge;
 use crate::dataplane::datagram_rings::{DatagramRing, IncomingTerms, RINGS_MAX, RingFrom, RingState, RingTo, slot};
-use crate::dataplane::direct::Direct;
 use crate::dataplane::direct_traffic::{growth, of_datagrams};
-use crate::dataplane::ports::{Ports, Qp};
+use crate::dataplane::policy::TURN_WORK_MAX;
+use crate::dataplane::ports::Ports;
 use crate::dataplane::worker::Worker;
-use freeflow_engine::{CqId, DatagramPeer, NotDirect, QpId, SessionId};
+use freeflow_engine::{CqId, DatagramPeer, NotDirect, QpId};
 use freeflow_verbs::VerbsError;
 use std::os::fd::OwnedFd;
+
+/// Rings that a turn of the worker looks at when the access rules have changed.
+const TURN_RINGS_MAX: u32 = 256;
 
 impl Worker {
     /// The receiver of a ring that is asked for, and the place that it has for it.
@@ -100,16 +103,26 @@ impl Worker {
         sent_before != sent || received_before != received
     }
 
-    /// The access rules have changed: all is checked again when it is asked for.
-    pub(crate) fn close_datagram_rings(&mut self) {
-        if !self.ports.has_datagram_rings {
-            return;
+    /// The access rules have changed: some of the rings are looked at again. Whether there are more.
+    pub(crate) fn review_datagram_rings(&mut self) -> bool {
+        let work = self.ports.access.work();
+        for _ in 0..TURN_RINGS_MAX {
+            let Some((_, sender, place)) = self.ports.open_rings.next_for_review() else { return false };
+            let qp = self.ports.qps.get(sender).and_then(|qp| qp.direct.datagrams.as_ref());
+            let Some(RingTo { receiver, place: there, asked }) = qp.and_then(|datagrams| datagrams.ring_to(place))
+            else {
+                continue;
+            };
+            let about = (asked.remote_qpn, asked.qkey);
+            let found = self.engine.datagram_peer(&mut self.ports, sender, asked.address_handle, about);
+            if found.ok() != self.ports.datagram_ring_from(receiver, there).map(|ring| ring.peer) {
+                self.ports.close_datagram_ring(sender, place);
+            }
+            if self.ports.access.work() - work >= TURN_WORK_MAX {
+                break;
+            }
         }
-        let has_rings = |direct: &Direct| direct.datagrams.as_ref().is_some_and(|datagrams| datagrams.open_to != 0);
-        let ids: Vec<QpId> = self.ports.qps.iter().filter(|(_, qp)| has_rings(&qp.direct)).map(|(id, _)| id).collect();
-        for id in ids {
-            self.ports.close_datagram_rings_of(id, |_| true);
-        }
+        true
     }
 
     /// Whether datagrams of a QP to another one go by a ring now; an error: it is not accepted, or there is none.
@@ -143,7 +156,7 @@ impl Ports {
         (peer, there): (DatagramPeer, usize),
         (descriptor, charge): (OwnedFd, Charge),
     ) {
-        let (to, now, place, address_handle) = (peer.to, self.now, asked.place as usize, asked.address_handle);
+        let (to, now, place) = (peer.to, self.now, asked.place as usize);
         self.close_datagram_ring_from(to, there);
         let Some(receiver) = self.qps.get_mut(to) else { return };
         let Some(receive) = &mut receiver.receive else { return };
@@ -164,10 +177,10 @@ impl Ports {
         }
         let Some(qp) = self.qps.get_mut(id) else { return };
         let datagrams = qp.direct.datagrams.get_or_insert_default();
-        *slot(&mut datagrams.to, place) = Some(RingTo { receiver: to, place: there, address_handle });
+        *slot(&mut datagrams.to, place) = Some(RingTo { receiver: to, place: there, asked });
         datagrams.open_to |= 1 << place;
         qp.send.set_rings_open(datagrams.open_to);
-        self.has_datagram_rings = true;
+        self.open_rings.insert((asked.address_handle, id, place));
     }
 
     /// There is something in a ring for the receiver, or there may be: it looks for that. `cq`: its RECVs'.
@@ -195,6 +208,7 @@ impl Ports {
         datagrams.open_to &= !(1 << place);
         qp.send.set_rings_open(datagrams.open_to);
         let Some(ring) = datagrams.ring_to(place) else { return };
+        self.open_rings.remove((ring.asked.address_handle, id, place));
         let Some(receiver) = self.qps.get_mut(ring.receiver) else { return };
         let Some(there) = &mut receiver.direct.datagrams else { return };
         let is_its = |from: &RingFrom| (from.sender, from.place) == (id, place);
@@ -210,40 +224,31 @@ impl Ports {
         self.notify(ring.receiver);
     }
 
+    fn datagram_ring_from(&self, id: QpId, place: usize) -> Option<&RingFrom> {
+        self.qps.get(id)?.direct.datagrams.as_ref()?.from.get(place)?.as_ref()
+    }
+
     /// The same of the one at that place of the receiver.
     fn close_datagram_ring_from(&mut self, id: QpId, place: usize) {
-        let datagrams = self.qps.get(id).and_then(|qp| qp.direct.datagrams.as_ref());
-        let ring = datagrams.and_then(|datagrams| datagrams.from.get(place)?.as_ref());
-        if let Some((sender, place)) = ring.map(|ring| (ring.sender, ring.place)) {
+        if let Some((sender, place)) = self.datagram_ring_from(id, place).map(|ring| (ring.sender, ring.place)) {
             self.close_datagram_ring(sender, place);
         }
     }
 
-    fn close_datagram_rings_of(&mut self, id: QpId, is_meant: impl Fn(u32) -> bool) {
-        let Some(datagrams) = self.qps.get(id).and_then(|qp| qp.direct.datagrams.as_ref()) else { return };
-        let is_meant = |place: usize| datagrams.ring_to(place).is_some_and(|ring| is_meant(ring.address_handle));
-        let places: Vec<usize> = datagrams.open_places_to().into_iter().filter(|&place| is_meant(place)).collect();
-        for place in places {
-            self.close_datagram_ring(id, place);
-        }
-    }
-
-    /// An address handle of a session ends: so do the rings that are for it.
-    pub(crate) fn close_datagram_rings_by(&mut self, session: SessionId, address_handle: u32) {
-        if !self.has_datagram_rings {
-            return;
-        }
-        let has_rings = |qp: &Qp| qp.session == session && qp.direct.datagrams.is_some();
-        let ids: Vec<QpId> = self.qps.iter().filter(|(_, qp)| has_rings(qp)).map(|(id, _)| id).collect();
-        for id in ids {
-            self.close_datagram_rings_of(id, |handle| handle == address_handle);
+    /// An address handle ends: so do the rings that are for it.
+    pub(crate) fn close_datagram_rings_by(&mut self, address_handle: u32) {
+        for (_, sender, place) in self.open_rings.of_handle(address_handle) {
+            self.close_datagram_ring(sender, place);
         }
     }
 
     /// All rings of a QP end, in either direction.
     pub(crate) fn close_all_datagram_rings(&mut self, id: QpId) {
-        self.close_datagram_rings_of(id, |_| true);
-        let count = self.qps.get(id).and_then(|qp| qp.direct.datagrams.as_ref()).map_or(0, |all| all.from.len());
+        let Some(datagrams) = self.qps.get(id).and_then(|qp| qp.direct.datagrams.as_ref()) else { return };
+        let (places, count) = (datagrams.open_places_to(), datagrams.from.len());
+        for place in places {
+            self.close_datagram_ring(id, place);
+        }
         for place in 0..count {
             self.close_datagram_ring_from(id, place);
         }

@@ -9,7 +9,7 @@ use freeflow_verbs::Instant;
 const TURN_QPS_MAX: u32 = 256;
 /// And comparisons with what selectors list: about a third of a millisecond. So many QPs are looked
 /// at before that is looked at.
-const TURN_WORK_MAX: u64 = 1 << 15;
+pub(crate) const TURN_WORK_MAX: u64 = 1 << 15;
 const STEP_QPS: u32 = 4;
 
 impl Worker {
@@ -18,13 +18,14 @@ impl Worker {
     pub(crate) fn follow_policy(&mut self, now: Instant) -> bool {
         if self.ports.access.take_change() {
             self.engine.handle_policy_changed();
-            self.close_datagram_rings();
+            self.ports.open_rings.begin_review();
         }
         let (work, mut more, mut count) = (self.ports.access.work(), true, 0);
         while more && count < TURN_QPS_MAX && self.ports.access.work() - work < TURN_WORK_MAX {
             more = self.engine.poll_policy(&mut self.ports, STEP_QPS);
             count += STEP_QPS;
         }
+        more |= self.review_datagram_rings();
         let incidents = self.ports.access.take_incidents(now);
         let violations = self.ports.access.take_violations(now);
         if !incidents.is_empty() || !violations.is_empty() {

@@ -3,6 +3,7 @@
 use crate::admission::access::AccessPolicy;
 use crate::base::deferred_drop::DeferredDrop;
 use crate::base::wake::Waker;
+use crate::dataplane::datagram_rings::OpenRings;
 use crate::dataplane::direct::{Direct, Policy};
 use crate::dataplane::direct_traffic::Watch;
 use crate::dataplane::doorbells::DoorbellTable;
@@ -209,8 +210,8 @@ pub struct Ports {
     pub grants: Grants,
     /// QPs that may do so.
     pub watch: Watch,
-    /// There has been a direct ring of datagrams.
-    pub has_datagram_rings: bool,
+    /// Direct rings of datagrams.
+    pub open_rings: OpenRings,
     pub finished: Sender<Finished>,
     pub waker: Arc<Waker>,
 }
@@ -243,7 +244,7 @@ impl Ports {
             policy: Policy::default(),
             grants: Grants::default(),
             watch: Watch::new(),
-            has_datagram_rings: false,
+            open_rings: OpenRings::default(),
             finished,
             waker,
         }

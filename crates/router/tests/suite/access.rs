@@ -31,13 +31,13 @@ fn by_label(app: &str) -> EndSelector {
     EndSelector { labels: labels(app), ..EndSelector::default() }
 }
 
-fn denial(from: EndSelector, to: EndSelector) -> AccessRuleSpec {
+pub fn denial(from: EndSelector, to: EndSelector) -> AccessRuleSpec {
     let (tenant, direction, action) = ("default".into(), AccessDirection::Both, Access::Deny);
     AccessRuleSpec { tenant, from, to, direction, action, order: 0 }
 }
 
 /// The default network with these rules.
-fn table(rules: &[(&str, AccessRuleSpec)]) -> AccessTable {
+pub fn table(rules: &[(&str, AccessRuleSpec)]) -> AccessTable {
     let network = NetworkSpec {
         tenant: "default".into(),
         cidrs: vec!["10.111.0.0/16".into()],

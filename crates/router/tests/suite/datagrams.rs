@@ -1,7 +1,10 @@
 //! UD QPs past the router: who gets a direct ring of datagrams, what its receiver is told, and when it ends.
+use crate::access::{denial, table};
 use crate::common::*;
+use freeflow_orchestrator::objects::EndSelector;
 use freeflow_protocol::admin::DataPath;
 use freeflow_protocol::library::{DATAGRAM_RINGS_MAX, Handle, Reply, Request};
+use freeflow_router::RuleCounts;
 use freeflow_shm::SendDescriptor;
 use freeflow_verbs::{
     CompletionStatus, Gid, QpAttributeMask as M, QpAttributes, QpState, QpType, SendOpcode, SrqAttributes, VerbsError,
@@ -282,4 +285,32 @@ fn a_network_that_is_routed_has_no_rings() {
     assert_eq!((rig.are_open(), rig.open(0)), ((0, 0), Err(VerbsError::NotSupported)));
     set_path(&rig.pair.host, DataPath::Auto);
     assert_eq!(rig.open(0), Ok(()));
+}
+
+/// Those that are allowed stay. A question is no datagram, so no refusal is counted.
+#[test]
+fn rules_close_the_rings_that_they_deny() {
+    let rig = Rig::new();
+    let mut c = rig.pair.host.client("c");
+    let cq = c.create_cq(64, None);
+    let qp = c.create_qp(QpType::Ud, &cq);
+    begin(&c, &qp);
+    let to_c = handle_to(&rig.pair.a, c.gid());
+    assert_eq!((rig.open(0), rig.ask(to_c, qp.qpn, QKEY, 1)), (Ok(()), Ok(())));
+    let router = rig.pair.host.router.as_ref().unwrap();
+    let address = |client: &Client| EndSelector {
+        cidr: client.gid().to_ipv4().map(|address| format!("{address}/32")),
+        ..EndSelector::default()
+    };
+    for (rules, open) in [(vec![], 3), (vec![("no", denial(address(&rig.pair.a), address(&c)))], 1)] {
+        router.set_access(table(&rules));
+        until("review", || (rig.pair.a_qp.send.rings_open() == open).then_some(()));
+        rig.pair.a.settle();
+    }
+    assert_eq!((rig.are_open(), qp.receive.rings_open()), ((1, 1), 0));
+    assert_eq!(rig.ask(to_c, qp.qpn, QKEY, 1), Err(VerbsError::NotSupported));
+    assert_eq!(router.access_counts(Some("no")), RuleCounts::default());
+    router.set_access(table(&[]));
+    until("another ring", || rig.ask(to_c, qp.qpn, QKEY, 1).is_ok().then_some(()));
+    assert_eq!(rig.are_open(), (3, 1));
 }

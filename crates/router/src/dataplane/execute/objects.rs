@@ -122,7 +122,7 @@ impl Execute<DestroyAh> for Worker {
         // has posted the last one (mckey).
         let mut posted = command.posted.take().unwrap_or_else(|| self.datagrams_posted(&command.datagram_qps));
         if self.are_datagrams_sent(&mut posted) {
-            self.ports.close_datagram_rings_by(command.session, command.ah.index);
+            self.ports.close_datagram_rings_by(command.ah.index);
             Execution::done(self.engine.destroy_ah(command.session, command.ah))
         } else {
             Execution::Again(DestroyAh { posted: Some(posted), ..command })
