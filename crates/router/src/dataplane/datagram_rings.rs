@@ -5,13 +5,22 @@ use freeflow_engine::{DatagramPeer, QpId};
 use freeflow_protocol::library::DATAGRAM_RINGS_MAX;
 use freeflow_shm::Tally;
 use freeflow_verbs::{Duration, Gid, GlobalRoute, Instant};
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::ops::Bound;
 use std::os::fd::OwnedFd;
 
 pub(crate) const RINGS_MAX: usize = DATAGRAM_RINGS_MAX as usize;
 /// A receiver with [`RINGS_MAX`] rings keeps each for so long at least; then a new one takes the place of the oldest.
+/// After its close a ring is charged for as long.
 const KEPT_FOR: Duration = Duration::from_millis(1000);
+
+/// Rings that one QP may be offered at once, and in each second from then on: its library maps each one in a poll.
+const OFFERS_MAX: u32 = 64;
+const OFFER_INTERVAL: Duration = Duration(1_000_000_000 / OFFERS_MAX as u64);
+/// A QP does not open a ring so soon after the last one to that receiver, or at that place.
+const REOPENED_AFTER: Duration = Duration::from_millis(100);
+/// A sender may still notify of a closed ring for so long, which it may not know of yet.
+const NOTIFIED_FOR: Duration = Duration::from_millis(100);
 
 /// Rings of datagrams of one QP.
 #[derive(Default)]
@@ -19,6 +28,10 @@ pub(crate) struct Datagrams {
     /// Those that it sends by, by place. One that is closed stays until its place is used again: what is in it is
     /// still to be taken, and notified of.
     pub(crate) to: Vec<Option<RingTo>>,
+    /// Of these, those that are open and accepted.
+    pub(crate) accepted_to: u64,
+    /// Those that it may still be offered.
+    pub(crate) offers: Offers,
     /// Those that it receives by, by place, while they are open.
     pub(crate) from: Vec<Option<RingFrom>>,
     /// As its queues' headers say.
@@ -35,6 +48,26 @@ pub(crate) struct RingTo {
     /// Its place there.
     pub(crate) place: usize,
     pub(crate) asked: DatagramRing,
+    pub(crate) opened_at: Instant,
+    pub(crate) closed_at: Option<Instant>,
+}
+
+/// A number that grows with time, up to [`OFFERS_MAX`].
+#[derive(Default)]
+pub(crate) struct Offers {
+    taken: u32,
+    since: Instant,
+}
+
+impl Offers {
+    pub(crate) fn take(&mut self, now: Instant) -> bool {
+        let earned = (now - self.since).0 / OFFER_INTERVAL.0;
+        self.since = self.since + Duration(earned * OFFER_INTERVAL.0);
+        self.taken = self.taken.saturating_sub(u32::try_from(earned).unwrap_or(u32::MAX));
+        let may_take = self.taken < OFFERS_MAX;
+        self.taken += u32::from(may_take);
+        may_take
+    }
 }
 
 /// Name of an open ring: address handle, sender, and its place there.
@@ -44,6 +77,8 @@ pub(crate) type RingKey = (u32, QpId, usize);
 #[derive(Default)]
 pub struct OpenRings {
     rings: BTreeSet<RingKey>,
+    /// Charges of accepted ones that were closed: receivers keep them for a while.
+    leaving: VecDeque<(Instant, Charge)>,
     review: Option<Review>,
     /// The last one that was reviewed. A review begins after it, so that one change after the other does not keep it
     /// from the last ones.
@@ -63,6 +98,18 @@ impl OpenRings {
 
     pub(crate) fn remove(&mut self, ring: RingKey) {
         self.rings.remove(&ring);
+    }
+
+    /// A ring is closed that its receiver has.
+    pub(crate) fn keep(&mut self, now: Instant, charge: Charge) {
+        self.leaving.push_back((now, charge));
+    }
+
+    #[inline]
+    pub(crate) fn let_go(&mut self, now: Instant) {
+        while self.leaving.front().is_some_and(|&(at, _)| now - at >= KEPT_FOR) {
+            self.leaving.pop_front();
+        }
     }
 
     /// Those for an address handle.
@@ -105,7 +152,7 @@ pub(crate) struct RingFrom {
     pub(crate) first: u32,
     /// Until it is accepted.
     pub(crate) descriptor: Option<OwnedFd>,
-    pub(crate) _charge: Charge,
+    pub(crate) charge: Charge,
 }
 
 /// A ring as its sender asks for it.
@@ -159,13 +206,27 @@ impl Datagrams {
         oldest.filter(|&(_, opened_at)| now - opened_at >= KEPT_FOR).map(|(place, _)| place)
     }
 
-    /// A ring to that receiver is open, and accepted or not.
-    pub(crate) fn has_ring_to(&self, receiver: QpId) -> bool {
-        self.open_places_to().into_iter().any(|place| self.ring_to(place).is_some_and(|ring| ring.receiver == receiver))
+    /// How far the ring to that receiver has come.
+    pub(crate) fn state_to(&self, receiver: QpId) -> RingState {
+        let is_it = |&place: &usize| self.ring_to(place).is_some_and(|ring| ring.receiver == receiver);
+        match self.open_places_to().into_iter().find(is_it) {
+            Some(place) if self.accepted_to & 1 << place != 0 => RingState::Accepted,
+            Some(_) => RingState::Offered,
+            None => RingState::Missing,
+        }
     }
 
-    pub(crate) fn is_accepted_from(&self, sender: QpId) -> bool {
-        self.from.iter().flatten().any(|ring| ring.sender == sender && ring.descriptor.is_none())
+    /// Whether a ring like this one was opened a moment ago.
+    pub(crate) fn has_opened_lately(&self, place: usize, receiver: QpId, now: Instant) -> bool {
+        let rings = self.to.iter().enumerate().filter_map(|(at, ring)| Some((at, ring.as_ref()?)));
+        rings
+            .filter(|&(at, ring)| at == place || ring.receiver == receiver)
+            .any(|(_, ring)| now - ring.opened_at < REOPENED_AFTER)
+    }
+
+    /// The ring at that place, if its receiver hears of what is in it.
+    pub(crate) fn notified_to(&self, place: usize, now: Instant) -> Option<RingTo> {
+        self.ring_to(place).filter(|ring| ring.closed_at.is_none_or(|at| now - at < NOTIFIED_FOR))
     }
 
     pub(crate) fn take_offer(&mut self) -> Option<(IncomingTerms, OwnedFd)> {
@@ -222,6 +283,36 @@ mod tests {
             rings.begin_review();
             assert_eq!(rings.next_for_review(), Some([all[2], all[4], all[0]][round % 3]), "it goes on");
         }
+    }
+
+    #[test]
+    fn offers_are_bounded_at_once_and_in_a_second() {
+        let (mut offers, begin) = (Offers::default(), Instant(5_000_000_000));
+        let take_all = |offers: &mut Offers, now: Instant| (0..1000).filter(|_| offers.take(now)).count();
+        assert_eq!(take_all(&mut offers, begin), 64);
+        assert_eq!(take_all(&mut offers, begin + Duration(OFFER_INTERVAL.0 - 1)), 0);
+        assert_eq!(take_all(&mut offers, begin + Duration::from_millis(500)), 32);
+        assert_eq!(take_all(&mut offers, begin + Duration::from_millis(1000)), 32);
+        assert_eq!(take_all(&mut offers, Instant(u64::MAX / 2)), 64);
+    }
+
+    /// A sender that keeps its mapping wakes nobody for ever.
+    #[test]
+    fn who_sends_by_a_closed_ring_is_soon_heard_no_more() {
+        let (qp, at) = (QpId { index: 1, generation: 1 }, Instant(7_000_000_000));
+        let asked = DatagramRing { address_handle: 1, remote_qpn: 2, qkey: 3, place: 2 };
+        let ring = |closed_at| RingTo { receiver: qp, place: 0, asked, opened_at: at, closed_at };
+        let mut datagrams =
+            Datagrams { to: vec![None, Some(ring(None)), Some(ring(Some(at)))], ..Datagrams::default() };
+        let heard = |datagrams: &Datagrams, now| [0, 1, 2].map(|place| datagrams.notified_to(place, now).is_some());
+        assert_eq!(heard(&datagrams, at + Duration::from_millis(99)), [false, true, true]);
+        assert_eq!(heard(&datagrams, at + Duration::from_millis(100)), [false, true, false]);
+        let later = at + Duration::from_millis(99);
+        let other = QpId { index: 2, generation: 1 };
+        assert!(datagrams.has_opened_lately(63, qp, later) && datagrams.has_opened_lately(2, other, later));
+        assert!(!datagrams.has_opened_lately(63, other, later));
+        datagrams.to.truncate(2);
+        assert!(!datagrams.has_opened_lately(1, qp, at + REOPENED_AFTER));
     }
 
     #[test]

@@ -7,7 +7,9 @@
 //!
 //! Invariant: there is one open ring at most from one QP to another: datagrams of both are in one order.
 use crate::admission::account::Charge;
-use crate::dataplane::datagram_rings::{DatagramRing, IncomingTerms, RINGS_MAX, RingFrom, RingState, RingTo, slot};
+use crate::dataplane::datagram_rings::{
+    DatagramRing, Datagrams, IncomingTerms, RINGS_MAX, RingFrom, RingState, RingTo, slot,
+};
 use crate::dataplane::direct_traffic::{growth, of_datagrams};
 use crate::dataplane::policy::TURN_WORK_MAX;
 use crate::dataplane::ports::Ports;
@@ -55,24 +57,31 @@ impl Worker {
             return Err(VerbsError::NotSupported);
         }
         let datagrams = |id: QpId| self.ports.qps.get(id).and_then(|qp| qp.direct.datagrams.as_ref());
-        if datagrams(id).is_some_and(|datagrams| datagrams.has_ring_to(to)) {
+        let now = self.ports.now;
+        let is_too_soon =
+            |own: &Datagrams| own.state_to(to) != RingState::Missing || own.has_opened_lately(place, to, now);
+        if datagrams(id).is_some_and(|own| is_too_soon(own)) {
             return Err(VerbsError::Busy);
         }
-        let now = self.ports.now;
-        let there = datagrams(to).map_or(Some(0), |datagrams| datagrams.place_from(now));
-        there.map(|there| (peer, there)).ok_or(VerbsError::Busy)
+        let there = datagrams(to).map_or(Some(0), |datagrams| datagrams.place_from(now)).ok_or(VerbsError::Busy)?;
+        // Last: it is opened.
+        let receiver = self.ports.qps.get_mut(to).map(|qp| qp.direct.datagrams.get_or_insert_default());
+        let may_offer = receiver.is_some_and(|datagrams| datagrams.offers.take(now));
+        if may_offer { Ok((peer, there)) } else { Err(VerbsError::Busy) }
     }
 
     /// The doorbell of a UD QP rang.
     pub(crate) fn carry_datagram_notifications(&mut self, id: QpId) {
         let Some(qp) = self.ports.qps.get(id) else { return };
         let Some(datagrams) = &qp.direct.datagrams else { return };
+        let now = self.ports.now;
         let (mut notified, solicited) = qp.send.take_notified_rings();
         let mut receivers = Vec::new();
         while notified != 0 {
             let place = notified.trailing_zeros() as usize;
             notified &= notified - 1;
-            receivers.extend(datagrams.ring_to(place).map(|ring| (ring.receiver, solicited & 1 << place != 0)));
+            let ring = datagrams.notified_to(place, now);
+            receivers.extend(ring.map(|ring| (ring.receiver, solicited & 1 << place != 0)));
         }
         for (to, solicited) in receivers {
             self.ports.wake_receiver(to, self.engine.receive_cq(to), solicited);
@@ -109,7 +118,7 @@ impl Worker {
         for _ in 0..TURN_RINGS_MAX {
             let Some((_, sender, place)) = self.ports.open_rings.next_for_review() else { return false };
             let qp = self.ports.qps.get(sender).and_then(|qp| qp.direct.datagrams.as_ref());
-            let Some(RingTo { receiver, place: there, asked }) = qp.and_then(|datagrams| datagrams.ring_to(place))
+            let Some(RingTo { receiver, place: there, asked, .. }) = qp.and_then(|datagrams| datagrams.ring_to(place))
             else {
                 continue;
             };
@@ -125,25 +134,16 @@ impl Worker {
         true
     }
 
-    /// Whether datagrams of a QP to another one go by a ring now; an error: it is not accepted, or there is none.
+    /// How far the ring from one QP to another has come.
     pub(crate) fn datagram_ring_state(&self, id: QpId, to: QpId) -> RingState {
-        let datagrams = |id| self.ports.qps.get(id).and_then(|qp| qp.direct.datagrams.as_ref());
-        if !datagrams(id).is_some_and(|datagrams| datagrams.has_ring_to(to)) {
-            RingState::Missing
-        } else if datagrams(to).is_some_and(|datagrams| datagrams.is_accepted_from(id)) {
-            RingState::Accepted
-        } else {
-            RingState::Offered
-        }
+        let datagrams = self.ports.qps.get(id).and_then(|qp| qp.direct.datagrams.as_ref());
+        datagrams.map_or(RingState::Missing, |datagrams| datagrams.state_to(to))
     }
 
     /// Whether any datagrams of a QP go by a ring now.
     pub(crate) fn uses_datagram_ring(&self, id: QpId) -> bool {
         let datagrams = self.ports.qps.get(id).and_then(|qp| qp.direct.datagrams.as_ref());
-        datagrams.is_some_and(|datagrams| {
-            let receivers = datagrams.open_places_to().into_iter().filter_map(|place| datagrams.ring_to(place));
-            receivers.into_iter().any(|ring| self.datagram_ring_state(id, ring.receiver) == RingState::Accepted)
-        })
+        datagrams.is_some_and(|datagrams| datagrams.accepted_to != 0)
     }
 }
 
@@ -166,7 +166,7 @@ impl Ports {
         datagrams.offered = datagrams.offered.wrapping_add(1);
         let offer = datagrams.offered;
         let (sender, descriptor, opened_at) = (id, Some(descriptor), now);
-        let ring = RingFrom { sender, place, opened_at, offer, peer, first, descriptor, _charge: charge };
+        let ring = RingFrom { sender, place, opened_at, offer, peer, first, descriptor, charge };
         *slot(&mut datagrams.from, there) = Some(ring);
         datagrams.open_from |= 1 << there;
         receive.set_rings_open(datagrams.open_from);
@@ -177,7 +177,8 @@ impl Ports {
         }
         let Some(qp) = self.qps.get_mut(id) else { return };
         let datagrams = qp.direct.datagrams.get_or_insert_default();
-        *slot(&mut datagrams.to, place) = Some(RingTo { receiver: to, place: there, asked });
+        *slot(&mut datagrams.to, place) =
+            Some(RingTo { receiver: to, place: there, asked, opened_at, closed_at: None });
         datagrams.open_to |= 1 << place;
         qp.send.set_rings_open(datagrams.open_to);
         self.open_rings.insert((asked.address_handle, id, place));
@@ -196,7 +197,14 @@ impl Ports {
 
     /// The ring that was offered first, and what its receiver has to know.
     pub(crate) fn accept_datagram_ring(&mut self, id: QpId) -> Option<(IncomingTerms, OwnedFd)> {
-        self.qps.get_mut(id)?.direct.datagrams.as_mut()?.take_offer()
+        let datagrams = self.qps.get_mut(id)?.direct.datagrams.as_mut()?;
+        let (terms, descriptor) = datagrams.take_offer()?;
+        if let Some(RingFrom { sender, place, .. }) = datagrams.from[terms.place as usize]
+            && let Some(sender) = self.qps.get_mut(sender).and_then(|qp| qp.direct.datagrams.as_mut())
+        {
+            sender.accepted_to |= 1 << place;
+        }
+        Some((terms, descriptor))
     }
 
     /// The QP sends by this ring no longer. What is in it stays there for the receiver.
@@ -207,7 +215,10 @@ impl Ports {
         };
         datagrams.open_to &= !(1 << place);
         qp.send.set_rings_open(datagrams.open_to);
-        let Some(ring) = datagrams.ring_to(place) else { return };
+        datagrams.accepted_to &= !(1 << place);
+        let Some(ring) = datagrams.to.get_mut(place).and_then(Option::as_mut) else { return };
+        ring.closed_at = Some(self.now);
+        let ring = *ring;
         self.open_rings.remove((ring.asked.address_handle, id, place));
         let Some(receiver) = self.qps.get_mut(ring.receiver) else { return };
         let Some(there) = &mut receiver.direct.datagrams else { return };
@@ -215,7 +226,9 @@ impl Ports {
         if !there.from.get(ring.place).is_some_and(|from| from.as_ref().is_some_and(is_its)) {
             return;
         }
-        there.from[ring.place] = None;
+        if let Some(RingFrom { descriptor: None, charge, .. }) = there.from[ring.place].take() {
+            self.open_rings.keep(self.now, charge);
+        }
         there.open_from &= !(1 << ring.place);
         if let Some(receive) = &receiver.receive {
             receive.set_rings_open(there.open_from);

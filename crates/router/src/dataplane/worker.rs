@@ -109,6 +109,7 @@ impl Worker {
         busy |= self.expire_timers(now);
         busy |= self.resume_ready();
         busy |= self.send_datagrams(now);
+        self.ports.open_rings.let_go(now);
         self.ports.expire_moderation();
         self.notify_channels();
         self.end_failed_sessions(now);

@@ -10,6 +10,7 @@ use freeflow_verbs::{
     CompletionStatus, Gid, QpAttributeMask as M, QpAttributes, QpState, QpType, SendOpcode, SrqAttributes, VerbsError,
 };
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 const QKEY: u32 = 0x1111_1111;
 
@@ -90,6 +91,12 @@ impl Rig {
         self.ask(self.ah, self.pair.b_qp.qpn, QKEY, place)
     }
 
+    /// Once there may be another one to that receiver.
+    fn open_again(&self, place: u32) -> Result<(), VerbsError> {
+        std::thread::sleep(Duration::from_millis(110));
+        self.open(place)
+    }
+
     /// Its number, its place, and its sender as the router says it.
     fn accept(&self) -> Option<(u32, u32, u32, Gid)> {
         match self.pair.b.ask_fds(&Request::AcceptDatagramRing { qp: self.pair.b_qp.handle }) {
@@ -158,7 +165,13 @@ fn a_ring_is_for_datagrams_that_would_arrive() {
     assert_eq!(rig.ask(handle_to(&rig.pair.a, Gid(group)), qpn, QKEY, 0), Err(VerbsError::NotSupported), "a group");
     assert_eq!(rig.ask(ah, qpn, 1 << 31, 0), Ok(()), "its own Q_Key");
     assert_eq!(rig.open(1), Err(VerbsError::Busy), "one at a time from one QP to another");
-    assert_eq!(rig.open(0), Ok(()), "the other one is closed");
+    assert_eq!(
+        (rig.open(0), rig.are_open()),
+        (Err(VerbsError::Busy), (0, 0)),
+        "not so soon, but the other one is closed"
+    );
+    assert_eq!(rig.open(1), Err(VerbsError::Busy), "nor elsewhere");
+    assert_eq!(rig.open_again(0), Ok(()));
     assert_eq!(Rig::with_srq(true).open(0), Err(VerbsError::NotSupported));
     let reliable = Pair::new();
     let (qp, ah) = (reliable.a_qp.handle, handle_to(&reliable.a, reliable.b.gid()));
@@ -178,7 +191,7 @@ fn what_ends_a_right_closes_the_ring() {
         (true, state(QpState::Reset), M::STATE),
         (false, state(QpState::Error), M::STATE),
     ] {
-        assert_eq!(rig.open(0), Ok(()));
+        assert_eq!(rig.open_again(0), Ok(()));
         assert_eq!(rig.are_open().0, 1);
         let Pair { a, b, a_qp, b_qp, .. } = &rig.pair;
         let (client, qp) = if is_receiver { (b, b_qp) } else { (a, a_qp) };
@@ -192,15 +205,15 @@ fn what_ends_a_right_closes_the_ring() {
     }
     rig.pair.a_qp.send.reset();
     rig.pair.b_qp.receive.reset();
-    assert_eq!(rig.open(0), Ok(()));
+    assert_eq!(rig.open_again(0), Ok(()));
     assert_eq!(rig.send(5000), CompletionStatus::LocalLengthError);
     assert_eq!((rig.are_open(), rig.open(0)), ((0, 0), Err(VerbsError::Busy)), "the send queue is in error");
     rig.pair.a.modify(&rig.pair.a_qp, state(QpState::ReadyToSend), M::STATE);
-    assert_eq!(rig.open(0), Ok(()));
+    assert_eq!(rig.open_again(0), Ok(()));
     assert_eq!(rig.pair.a.ask(&Request::DestroyAh { ah: rig.ah }), Reply::Done);
     assert_eq!(rig.are_open(), (0, 0));
     rig.ah = handle_to(&rig.pair.a, rig.pair.b.gid());
-    assert_eq!(rig.open(0), Ok(()));
+    assert_eq!(rig.open_again(0), Ok(()));
     assert_eq!(rig.pair.b.ask(&Request::DestroyQp { qp: rig.pair.b_qp.handle }), Reply::Done);
     assert_eq!(rig.pair.a_qp.send.rings_open(), 0);
 }
@@ -253,6 +266,23 @@ fn a_notification_is_as_many_as_a_moderated_queue_waits_for() {
     assert!(!rig.take_event(&pipe), "there is no such ring");
 }
 
+/// A sender that keeps a ring's memory wakes its receiver for a moment longer.
+#[test]
+fn notifications_of_a_closed_ring_end() {
+    let (mut rig, pipe) = Rig::with_events();
+    assert_eq!(rig.open(3), Ok(()));
+    let qkey = QpAttributes { qkey: QKEY, ..QpAttributes::default() };
+    rig.pair.b.modify(&rig.pair.b_qp, qkey, M::QKEY);
+    assert_eq!(rig.are_open(), (0, 0));
+    rig.pair.b_cq.ring.arm(false);
+    rig.notify(3);
+    assert!(rig.take_event(&pipe), "its library may not know of the end");
+    rig.pair.b_cq.ring.arm(false);
+    std::thread::sleep(Duration::from_millis(110));
+    rig.notify(3);
+    assert!(!rig.take_event(&pipe));
+}
+
 #[test]
 fn a_receiver_has_so_many_rings_and_then_the_oldest_makes_room() {
     let mut rig = Rig::new();
@@ -271,7 +301,7 @@ fn a_receiver_has_so_many_rings_and_then_the_oldest_makes_room() {
     }
     assert_eq!(open(last), Reply::Failed(VerbsError::Busy), "none is old");
     assert_eq!((others[0].send.rings_open(), rig.are_open().1), (1, u64::MAX));
-    std::thread::sleep(std::time::Duration::from_millis(1100));
+    std::thread::sleep(Duration::from_millis(1100));
     assert!(matches!(open(last), Reply::DatagramRing { .. }));
     assert_eq!((others[0].send.rings_open(), others[1].send.rings_open(), last.send.rings_open()), (0, 1, 1));
     assert_eq!(rig.are_open().1, u64::MAX);
@@ -284,7 +314,7 @@ fn a_network_that_is_routed_has_no_rings() {
     set_path(&rig.pair.host, DataPath::Routed);
     assert_eq!((rig.are_open(), rig.open(0)), ((0, 0), Err(VerbsError::NotSupported)));
     set_path(&rig.pair.host, DataPath::Auto);
-    assert_eq!(rig.open(0), Ok(()));
+    assert_eq!(rig.open_again(0), Ok(()));
 }
 
 /// Those that are allowed stay. A question is no datagram, so no refusal is counted.
