@@ -28,6 +28,8 @@ const PAGE_BYTES: u64 = 4096;
 const THREAD_MAPPINGS: u64 = 2;
 /// Of one connection: socket, pidfd, memory, maps, tasks, kick.
 const CONNECTION_DESCRIPTORS: u64 = 6;
+/// Of a vNIC's segments, the part that rings of datagrams may take: they only speed up what works without them.
+const DATAGRAM_RINGS_PART: u64 = 4;
 
 struct Pool {
     held: AtomicU64,
@@ -104,6 +106,7 @@ struct Amounts {
     segments: u64,
     segment_bytes: u64,
     ring_bytes: u64,
+    datagram_rings: u64,
     channels: u64,
     connections: u64,
     imports: u64,
@@ -119,6 +122,8 @@ pub struct Account {
     pub segment_bytes: AtomicU64,
     /// Of these, rings: the router may be the first to touch their pages.
     pub ring_bytes: AtomicU64,
+    /// Of the segments, direct rings of datagrams.
+    datagram_rings: AtomicU64,
     channels: AtomicU64,
     connections: AtomicU64,
     /// Handles of other processes' MRs and segments.
@@ -138,6 +143,7 @@ impl Account {
             segments: zero(),
             segment_bytes: zero(),
             ring_bytes: zero(),
+            datagram_rings: zero(),
             channels: zero(),
             connections: zero(),
             imports: zero(),
@@ -176,6 +182,7 @@ impl Account {
         change(&self.segment_bytes, amounts.segment_bytes);
         change(&self.ring_bytes, amounts.ring_bytes);
         change(&self.commons.ring_bytes.held, amounts.ring_bytes);
+        change(&self.datagram_rings, amounts.datagram_rings);
         change(&self.channels, amounts.channels);
         change(&self.connections, amounts.connections);
         change(&self.imports, amounts.imports);
@@ -230,6 +237,15 @@ impl Charge {
     /// Memory that the router makes for others and does not map: its pages are theirs.
     pub fn foreign(account: &Arc<Account>, limits: &VnicLimits) -> Result<Self, OverLimit> {
         Self::segment_of(account, 0, 0, limits)
+    }
+
+    /// A direct ring of datagrams: [`Self::foreign`], but the router has no mapping of it. Its descriptor is charged
+    /// for apart.
+    pub fn datagram_ring(account: &Arc<Account>, limits: &VnicLimits) -> Result<Self, OverLimit> {
+        let max = u64::from(limits.mapping_count_max);
+        Self::new(account, Amounts { segments: 1, datagram_rings: 1, ..Amounts::default() })?
+            .within(|account| &account.datagram_rings, max / DATAGRAM_RINGS_PART)?
+            .within(|account| &account.segments, max)
     }
 
     /// In whole pages: a segment of one byte costs a page.
@@ -324,6 +340,18 @@ mod tests {
         assert!(Charge::connection(&newcomer, 9).is_ok());
         held.clear();
         assert_eq!(commons.mappings.held.load(Relaxed), 0);
+    }
+
+    #[test]
+    fn rings_of_datagrams_leave_segments_for_all_else() {
+        let account = Arc::new(Account::new(Arc::new(Commons::new(ALL, ALL))));
+        let limits = limits(400, u64::MAX, 0);
+        let rings: Vec<_> = std::iter::from_fn(|| Charge::datagram_ring(&account, &limits).ok()).collect();
+        assert_eq!((rings.len(), account.held().mappings), (100, 0));
+        let segments: Vec<_> = std::iter::from_fn(|| Charge::segment(&account, 1, &limits).ok()).collect();
+        assert_eq!(segments.len(), 300);
+        drop(rings);
+        assert!(Charge::segment(&account, 1, &limits).is_ok());
     }
 
     #[test]

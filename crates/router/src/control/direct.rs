@@ -8,7 +8,7 @@ use crate::dataplane::command::{
     AcceptDatagramRing, AcceptDirectRing, ConfirmRevocation, DirectRingTerms, Grant, OpenDatagramRing, OpenDirectRing,
     OpenRevokeCommands,
 };
-use crate::dataplane::datagram_rings::{DatagramRing, IncomingTerms};
+use crate::dataplane::datagram_rings::{DatagramRing, IncomingTerms, OfferedMemory};
 use crate::dataplane::direct::ring_bytes;
 use crate::dataplane::event_pipes::PIPE_BYTES;
 use crate::memory::grants::{Given, GrantRequest, Verdict};
@@ -56,11 +56,13 @@ impl Control {
         let objects = self.objects(at.0)?;
         let (qp, address_handle) = (objects.qps.get(qp)?.id, objects.ahs.get(&ah).ok_or(VerbsError::NotFound)?.index);
         let vnic = self.vnic_of(at.0).ok_or(VerbsError::DeviceFatal)?;
-        let charge = Charge::foreign(&vnic.account, &vnic.record.limits)?;
+        let charge = Charge::datagram_ring(&vnic.account, &vnic.record.limits)?;
+        let of_descriptor = Charge::descriptor(&vnic.account)?;
         let descriptor = foreign_memory("freeflow-direct-ring", ring_bytes()).map_err(|_| VerbsError::NoMemory)?;
         let copy = descriptor.try_clone().map_err(|_| VerbsError::NoMemory)?;
+        let offered = OfferedMemory { descriptor: copy, _charge: of_descriptor };
         let ring = DatagramRing { address_handle, remote_qpn, qkey, place };
-        self.submit(at, OpenDatagramRing { qp, ring, copy, charge }, move |_, ()| {
+        self.submit(at, OpenDatagramRing { qp, ring, offered, charge }, move |_, ()| {
             Answer::with(Reply::DatagramRing { segment_bytes: ring_bytes() as u64 }, vec![descriptor])
         })
     }

@@ -11,7 +11,7 @@ use crate::admission::access::{Rules, VnicIdentity};
 use crate::admission::account::Charge;
 use crate::base::deferred_drop::DeferredDrop;
 use crate::base::mode::Mode;
-use crate::dataplane::datagram_rings::{DatagramRing, IncomingTerms};
+use crate::dataplane::datagram_rings::{DatagramRing, IncomingTerms, OfferedMemory};
 use crate::dataplane::event_pipes::PipeId;
 use crate::dataplane::meters::{MeteredVnics, PathCounts, QpPage, VnicNumbers, WorkerMeter, WorkerStatus};
 use crate::dataplane::ports::Qp;
@@ -374,7 +374,7 @@ commands! {
         /// A QP shall send past the router; `copy`: of the ring's memory, for the receiver.
         OpenDirectRing { qp: QpId, is_numbered: bool, copy: OwnedFd, charge: Charge } -> DirectRingTerms;
         AcceptDirectRing { qp: QpId } -> (DirectRingTerms, OwnedFd);
-        OpenDatagramRing { qp: QpId, ring: DatagramRing, copy: OwnedFd, charge: Charge } -> ();
+        OpenDatagramRing { qp: QpId, ring: DatagramRing, offered: OfferedMemory, charge: Charge } -> ();
         AcceptDatagramRing { qp: QpId } -> (IncomingTerms, OwnedFd);
         Grant { qp: QpId, request: GrantRequest } -> Verdict;
         /// From now on its process takes revoke commands.

@@ -151,8 +151,14 @@ pub(crate) struct RingFrom {
     /// The RECV that the router takes next, when it is opened.
     pub(crate) first: u32,
     /// Until it is accepted.
-    pub(crate) descriptor: Option<OwnedFd>,
+    pub(crate) offered: Option<OfferedMemory>,
     pub(crate) charge: Charge,
+}
+
+/// Descriptor of a ring's memory, for its receiver.
+pub(crate) struct OfferedMemory {
+    pub(crate) descriptor: OwnedFd,
+    pub(crate) _charge: Charge,
 }
 
 /// A ring as its sender asks for it.
@@ -232,12 +238,12 @@ impl Datagrams {
     pub(crate) fn take_offer(&mut self) -> Option<(IncomingTerms, OwnedFd)> {
         let offers = self.from.iter_mut().enumerate().filter_map(|(place, ring)| Some((place, ring.as_mut()?)));
         let now = self.offered;
-        let pending = offers.filter(|(_, ring)| ring.descriptor.is_some());
+        let pending = offers.filter(|(_, ring)| ring.offered.is_some());
         let (place, ring) = pending.max_by_key(|(_, ring)| now.wrapping_sub(ring.offer))?;
         let DatagramPeer { source_qpn, source, route, .. } = ring.peer;
         let (place, offer, first) = (place as u32, ring.offer, ring.first);
         let terms = IncomingTerms { place, offer, source_qpn, source, route, first };
-        Some((terms, ring.descriptor.take()?))
+        Some((terms, ring.offered.take()?.descriptor))
     }
 }
 

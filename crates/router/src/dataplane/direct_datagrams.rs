@@ -8,7 +8,7 @@
 //! Invariant: there is one open ring at most from one QP to another: datagrams of both are in one order.
 use crate::admission::account::Charge;
 use crate::dataplane::datagram_rings::{
-    DatagramRing, Datagrams, IncomingTerms, RINGS_MAX, RingFrom, RingState, RingTo, slot,
+    DatagramRing, Datagrams, IncomingTerms, OfferedMemory, RINGS_MAX, RingFrom, RingState, RingTo, slot,
 };
 use crate::dataplane::direct_traffic::{growth, of_datagrams};
 use crate::dataplane::policy::TURN_WORK_MAX;
@@ -148,13 +148,13 @@ impl Worker {
 }
 
 impl Ports {
-    /// `descriptor`: of its memory, for the receiver; `there`: its place there.
+    /// `offered`: its memory, for the receiver; `there`: its place there.
     pub(crate) fn open_datagram_ring(
         &mut self,
         id: QpId,
         asked: DatagramRing,
         (peer, there): (DatagramPeer, usize),
-        (descriptor, charge): (OwnedFd, Charge),
+        (offered, charge): (OfferedMemory, Charge),
     ) {
         let (to, now, place) = (peer.to, self.now, asked.place as usize);
         self.close_datagram_ring_from(to, there);
@@ -165,8 +165,8 @@ impl Ports {
         let datagrams = receiver.direct.datagrams.get_or_insert_default();
         datagrams.offered = datagrams.offered.wrapping_add(1);
         let offer = datagrams.offered;
-        let (sender, descriptor, opened_at) = (id, Some(descriptor), now);
-        let ring = RingFrom { sender, place, opened_at, offer, peer, first, descriptor, charge };
+        let (sender, offered, opened_at) = (id, Some(offered), now);
+        let ring = RingFrom { sender, place, opened_at, offer, peer, first, offered, charge };
         *slot(&mut datagrams.from, there) = Some(ring);
         datagrams.open_from |= 1 << there;
         receive.set_rings_open(datagrams.open_from);
@@ -226,7 +226,7 @@ impl Ports {
         if !there.from.get(ring.place).is_some_and(|from| from.as_ref().is_some_and(is_its)) {
             return;
         }
-        if let Some(RingFrom { descriptor: None, charge, .. }) = there.from[ring.place].take() {
+        if let Some(RingFrom { offered: None, charge, .. }) = there.from[ring.place].take() {
             self.open_rings.keep(self.now, charge);
         }
         there.open_from &= !(1 << ring.place);

@@ -42,8 +42,8 @@ impl Execute<OpenDatagramRing> for Worker {
             Ok(allowed) => allowed,
             Err(error) => return Execution::refused(command, error),
         };
-        let OpenDatagramRing { qp, ring, copy, charge } = command;
-        self.ports.open_datagram_ring(qp, ring, allowed, (copy, charge));
+        let OpenDatagramRing { qp, ring, offered, charge } = command;
+        self.ports.open_datagram_ring(qp, ring, allowed, (offered, charge));
         Execution::done(Ok(()))
     }
 }
