@@ -224,6 +224,12 @@ impl Engine {
         qp.send.phase == SendPhase::Idle && peer.receive.claim == Claim::None
     }
 
+    /// The RECV of a QP's own queue that was fetched for a message which is not complete.
+    pub fn receive_in_hand(&self, id: QpId) -> Option<u32> {
+        let qp = self.completer().qps.get(id)?;
+        (qp.receive.claim != Claim::None && qp.srq.is_none()).then_some(qp.receive.request.ring_position)
+    }
+
     /// No send request of a QP is under way.
     pub fn is_send_idle(&self, id: QpId) -> bool {
         self.completer().qps.get(id).is_some_and(|qp| qp.send.phase == SendPhase::Idle)

@@ -487,7 +487,7 @@ impl Control {
         let memory = PageTable::new(connection.process.memory(), ranges);
         // No session has a name yet; the command is known by its ticket.
         let nobody = SessionId { index: u32::MAX, generation: u32::MAX };
-        let command = CreateSession { vnic: id, segment, kick, memory };
+        let command = CreateSession { vnic: id, features: protocol.features, segment, kick, memory };
         self.submit_with((key, nobody), command, move |control, session| {
             if session.is_ok() {
                 control.note_recovered(key);

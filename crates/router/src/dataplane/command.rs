@@ -300,7 +300,9 @@ fn mismatched(command: &str) -> ! {
 commands! {
     of sessions {
         /// A process has connected.
-        CreateSession { vnic: VnicId, segment: SessionSegment, kick: Arc<Doorbell>, memory: PageTable } -> SessionId;
+        CreateSession {
+            vnic: VnicId, features: u64, segment: SessionSegment, kick: Arc<Doorbell>, memory: PageTable
+        } -> SessionId;
         OpenContext { session: SessionId, write: OwnedFd } -> ContextId;
         CloseContext { session: SessionId, context: ContextId } -> DeferredDrop;
         CreateCompletionChannel { session: SessionId, write: OwnedFd } -> PipeId;

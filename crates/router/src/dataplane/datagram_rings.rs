@@ -148,7 +148,7 @@ pub(crate) struct RingFrom {
     pub(crate) opened_at: Instant,
     pub(crate) offer: u32,
     pub(crate) peer: DatagramPeer,
-    /// The RECV that the router takes next, when it is opened.
+    /// The RECV that the router takes next, when it is opened, or has in hand and may put back.
     pub(crate) first: u32,
     /// Until it is accepted.
     pub(crate) offered: Option<OfferedMemory>,

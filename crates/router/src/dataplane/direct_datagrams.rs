@@ -15,19 +15,25 @@ use crate::dataplane::policy::TURN_WORK_MAX;
 use crate::dataplane::ports::Ports;
 use crate::dataplane::worker::Worker;
 use freeflow_engine::{CqId, DatagramPeer, NotDirect, QpId};
+use freeflow_protocol::FEATURE_DIRECT_DATAGRAMS;
 use freeflow_verbs::VerbsError;
 use std::os::fd::OwnedFd;
 
 /// Rings that a turn of the worker looks at when the access rules have changed.
 const TURN_RINGS_MAX: u32 = 256;
 
+/// Where a ring leads.
+pub(crate) struct Place {
+    peer: DatagramPeer,
+    /// Its place at the receiver.
+    there: usize,
+    /// The RECV that the router has taken for a datagram which has not arrived yet.
+    in_hand: Option<u32>,
+}
+
 impl Worker {
     /// The receiver of a ring that is asked for, and the place that it has for it.
-    pub(crate) fn may_open_datagram_ring(
-        &mut self,
-        id: QpId,
-        asked: DatagramRing,
-    ) -> Result<(DatagramPeer, usize), VerbsError> {
+    pub(crate) fn may_open_datagram_ring(&mut self, id: QpId, asked: DatagramRing) -> Result<Place, VerbsError> {
         let DatagramRing { address_handle, remote_qpn, qkey, place } = asked;
         if let Some(qp) = self.ports.qps.get_mut(id) {
             qp.direct.asked.ever = true;
@@ -53,7 +59,10 @@ impl Worker {
         let sessions = self.ports.qps.get(id).zip(self.ports.qps.get(to)).map(|(qp, peer)| (qp.session, peer.session));
         let (from_session, to_session) = sessions.ok_or(VerbsError::Busy)?;
         let is_shared = self.engine.srq_of(to).is_some();
-        if is_shared || !self.may_pass_router(from_session) || !self.may_pass_router(to_session) {
+        // Else nobody looks at its receive queue's words.
+        let to_features = self.ports.sessions.get(to_session).map_or(0, |session| session.features);
+        let is_unknown = to_features & FEATURE_DIRECT_DATAGRAMS == 0;
+        if is_shared || is_unknown || !self.may_pass_router(from_session) || !self.may_pass_router(to_session) {
             return Err(VerbsError::NotSupported);
         }
         let datagrams = |id: QpId| self.ports.qps.get(id).and_then(|qp| qp.direct.datagrams.as_ref());
@@ -67,7 +76,11 @@ impl Worker {
         // Last: it is opened.
         let receiver = self.ports.qps.get_mut(to).map(|qp| qp.direct.datagrams.get_or_insert_default());
         let may_offer = receiver.is_some_and(|datagrams| datagrams.offers.take(now));
-        if may_offer { Ok((peer, there)) } else { Err(VerbsError::Busy) }
+        if may_offer {
+            Ok(Place { peer, there, in_hand: self.engine.receive_in_hand(to) })
+        } else {
+            Err(VerbsError::Busy)
+        }
     }
 
     /// The doorbell of a UD QP rang.
@@ -148,12 +161,12 @@ impl Worker {
 }
 
 impl Ports {
-    /// `offered`: its memory, for the receiver; `there`: its place there.
+    /// `offered`: its memory, for the receiver.
     pub(crate) fn open_datagram_ring(
         &mut self,
         id: QpId,
         asked: DatagramRing,
-        (peer, there): (DatagramPeer, usize),
+        Place { peer, there, in_hand }: Place,
         (offered, charge): (OfferedMemory, Charge),
     ) {
         let (to, now, place) = (peer.to, self.now, asked.place as usize);
@@ -161,7 +174,8 @@ impl Ports {
         let Some(receiver) = self.qps.get_mut(to) else { return };
         let Some(receive) = &mut receiver.receive else { return };
         receive.share();
-        let first = receive.catch_up();
+        // The one in hand is another sender's, and may be put back.
+        let first = in_hand.unwrap_or(receive.catch_up());
         let datagrams = receiver.direct.datagrams.get_or_insert_default();
         datagrams.offered = datagrams.offered.wrapping_add(1);
         let offer = datagrams.offered;

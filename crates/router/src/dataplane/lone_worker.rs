@@ -58,7 +58,7 @@ pub(crate) fn new_vnic(network: NetworkId, host: u8) -> NewVnic {
 
 pub(crate) fn create_session(worker: &mut Worker, vnic: VnicId, memory: PageTable) -> Result<SessionId, VerbsError> {
     let (segment, kick) = (SessionSegment::create().unwrap().0, Arc::new(Doorbell::new().unwrap()));
-    match worker.execute(Instant(monotonic_ns()), CreateSession { vnic, segment, kick, memory }) {
+    match worker.execute(Instant(monotonic_ns()), CreateSession { vnic, features: 0, segment, kick, memory }) {
         Execution::Done { answer, .. } => answer,
         Execution::Again(_) => panic!("nothing is in flight"),
     }

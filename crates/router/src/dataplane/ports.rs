@@ -65,6 +65,8 @@ impl Vnic {
 
 pub struct Session {
     pub vnic: VnicId,
+    /// Features of the protocol that its library speaks.
+    pub features: u64,
     pub segment: SessionSegment,
     pub kick: Arc<Doorbell>,
     pub memory: PageTable,
@@ -95,6 +97,7 @@ impl Session {
     pub fn new(vnic: VnicId, segment: SessionSegment, kick: Arc<Doorbell>, memory: PageTable) -> Self {
         Self {
             vnic,
+            features: 0,
             segment,
             kick,
             memory,

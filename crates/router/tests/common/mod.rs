@@ -266,8 +266,12 @@ pub struct Client {
 
 impl Client {
     pub fn connect(path: &Path) -> Self {
+        Self::connect_saying(path, &hello())
+    }
+
+    pub fn connect_saying(path: &Path, hello: &Request) -> Self {
         let socket = fd::connect_seqpacket(path).unwrap();
-        let (reply, mut descriptors) = exchange(&socket, &encode(&hello()), 2).expect("an answer to Hello");
+        let (reply, mut descriptors) = exchange(&socket, &encode(hello), 2).expect("an answer to Hello");
         let Reply::Welcome(welcome) = reply else { panic!("{reply:?}") };
         let (kick, segment) = (descriptors.pop().unwrap(), descriptors.pop().unwrap());
         let session = SessionSegment::map(segment.as_fd()).unwrap();

@@ -2,14 +2,17 @@
 use crate::access::{denial, table};
 use crate::common::*;
 use freeflow_orchestrator::objects::EndSelector;
+use freeflow_protocol::FEATURE_DIRECT_DATAGRAMS;
 use freeflow_protocol::admin::DataPath;
 use freeflow_protocol::library::{DATAGRAM_RINGS_MAX, Handle, Reply, Request};
+use freeflow_protocol::version::Offer;
 use freeflow_router::RuleCounts;
 use freeflow_shm::SendDescriptor;
 use freeflow_verbs::{
     CompletionStatus, Gid, QpAttributeMask as M, QpAttributes, QpState, QpType, SendOpcode, SrqAttributes, VerbsError,
 };
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::time::Duration;
 
 const QKEY: u32 = 0x1111_1111;
@@ -343,4 +346,19 @@ fn rules_close_the_rings_that_they_deny() {
     router.set_access(table(&[]));
     until("another ring", || rig.ask(to_c, qp.qpn, QKEY, 1).is_ok().then_some(()));
     assert_eq!(rig.are_open(), (3, 1));
+}
+
+#[test]
+fn a_library_that_does_not_know_of_rings_is_offered_none() {
+    let rig = Rig::new();
+    let Request::Hello { protocol, layouts, program } = hello() else { unreachable!() };
+    let protocol = Offer { features: protocol.features & !FEATURE_DIRECT_DATAGRAMS, ..protocol };
+    let path = Path::new(&rig.pair.host.attach("old").directory).join("router.sock");
+    let mut old = Client::connect_saying(&path, &Request::Hello { protocol, layouts, program });
+    let cq = old.create_cq(64, None);
+    let qp = old.create_qp(QpType::Ud, &cq);
+    begin(&old, &qp);
+    let ah = handle_to(&rig.pair.a, old.gid());
+    assert_eq!(rig.ask(ah, qp.qpn, QKEY, 0), Err(VerbsError::NotSupported));
+    assert_eq!((qp.receive.rings_open(), qp.receive.rings_offered()), (0, 0));
 }

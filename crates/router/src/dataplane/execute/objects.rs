@@ -28,10 +28,10 @@ impl Execute<CreateSession> for Worker {
             self.engine.destroy_session(&mut self.ports, now, id);
             return Execution::refused(command, VerbsError::NoMemory);
         }
-        let CreateSession { segment, kick, memory, .. } = command;
+        let CreateSession { features, segment, kick, memory, .. } = command;
         segment.set_wait_policy(self.waiting.policy);
         segment.set_router_sleeps(true);
-        let session = Session { doorbell_seen: now, ..Session::new(vnic, segment, kick, memory) };
+        let session = Session { features, doorbell_seen: now, ..Session::new(vnic, segment, kick, memory) };
         self.ports.sessions.insert(id, session);
         if self.waiting.is_fastpath() {
             self.mark_active(now, id);
