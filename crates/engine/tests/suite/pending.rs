@@ -251,3 +251,28 @@ fn an_error_from_the_other_direction_while_a_copy_is_under_way() {
     let flushed = Status::WorkRequestFlushed;
     assert_eq!(net.statuses(&a), [(1, flushed), (2, flushed)]);
 }
+
+/// No bytes of the last datagram come late to the next one.
+#[test]
+fn a_receive_is_put_back_after_the_last_copy_into_it() {
+    let mut net = Net::new();
+    let (a, b) = net.pair(QpType::Ud);
+    net.world.always_put_off = true;
+    net.post_receive(&b, 9, &[b.sge(0, 128)]);
+    net.post_receive(&b, 10, &[b.sge(0, 128)]);
+    assert_eq!(net.engine.receive_in_hand(b.qp), None);
+    let address_handle = net.engine.create_ah(a.session, a.pd, &address(b.gid)).unwrap().index;
+    let message = request(1, Op::Send, &[a.sge(4096, 16)]);
+    let message = SendRequest { address_handle, remote_qpn: b.qpn.0, remote_qkey: 0x1234, ..message };
+    net.post_send(&a, message);
+    net.work();
+    assert_eq!((net.world.pending.len(), net.engine.receive_in_hand(b.qp)), (1, Some(0)));
+    net.engine.destroy_session(&mut net.world, net.now, a.session);
+    net.work();
+    assert_eq!((net.world.put_back.len(), net.engine.receive_in_hand(b.qp)), (0, Some(0)));
+    let (token, _) = net.world.pending.pop().unwrap();
+    net.engine.handle_copied(&mut net.world, net.now, token, Err(MemorySide::Source));
+    net.settle();
+    assert_eq!(net.world.put_back, [(b.qp, Some(b.cq), 0)]);
+    assert!(net.polls(&b).is_empty());
+}

@@ -62,6 +62,8 @@ pub struct World {
     pub wanted: HashSet<ReceiveQueueId>,
     /// Queues of which a RECV was taken past the engine.
     pub taken_past: HashSet<ReceiveQueueId>,
+    /// RECVs that may be fetched again. The engine keeps them all the same.
+    pub put_back: Vec<(QpId, Option<CqId>, u32)>,
     pub completions: HashMap<CqId, VecDeque<Completion>>,
     pub cq_room: HashMap<CqId, usize>,
     pub events: Vec<(AsyncEventKind, EventTarget)>,
@@ -198,6 +200,11 @@ impl Queues for World {
 
     fn receives_were_taken(&mut self, queue: ReceiveQueueId) -> bool {
         self.taken_past.remove(&queue)
+    }
+
+    fn put_back_receive(&mut self, qp: QpId, cq: Option<CqId>, ring_position: u32) -> bool {
+        self.put_back.push((qp, cq, ring_position));
+        false
     }
 
     fn srq_pending(&mut self, srq: SrqId) -> u32 {
