@@ -50,6 +50,8 @@ pub(crate) struct RingTo {
     pub(crate) asked: DatagramRing,
     pub(crate) opened_at: Instant,
     pub(crate) closed_at: Option<Instant>,
+    /// How many requests the router had taken of its sender when it was accepted.
+    pub(crate) accepted_after: u32,
 }
 
 /// A number that grows with time, up to [`OFFERS_MAX`].
@@ -214,9 +216,10 @@ impl Datagrams {
 
     /// How far the ring to that receiver has come.
     pub(crate) fn state_to(&self, receiver: QpId) -> RingState {
-        let is_it = |&place: &usize| self.ring_to(place).is_some_and(|ring| ring.receiver == receiver);
-        match self.open_places_to().into_iter().find(is_it) {
-            Some(place) if self.accepted_to & 1 << place != 0 => RingState::Accepted,
+        let is_it = |(_, ring): &(usize, RingTo)| ring.receiver == receiver;
+        let open = self.open_places_to().into_iter().filter_map(|place| Some((place, self.ring_to(place)?)));
+        match open.into_iter().find(is_it) {
+            Some((place, ring)) if self.accepted_to & 1 << place != 0 => RingState::Accepted(ring.accepted_after),
             Some(_) => RingState::Offered,
             None => RingState::Missing,
         }
@@ -252,7 +255,8 @@ impl Datagrams {
 pub(crate) enum RingState {
     Missing,
     Offered,
-    Accepted,
+    /// After so many requests of its sender that the router had taken.
+    Accepted(u32),
 }
 
 #[cfg(test)]
@@ -307,7 +311,7 @@ mod tests {
     fn who_sends_by_a_closed_ring_is_soon_heard_no_more() {
         let (qp, at) = (QpId { index: 1, generation: 1 }, Instant(7_000_000_000));
         let asked = DatagramRing { address_handle: 1, remote_qpn: 2, qkey: 3, place: 2 };
-        let ring = |closed_at| RingTo { receiver: qp, place: 0, asked, opened_at: at, closed_at };
+        let ring = |closed_at| RingTo { receiver: qp, place: 0, asked, opened_at: at, closed_at, accepted_after: 0 };
         let mut datagrams =
             Datagrams { to: vec![None, Some(ring(None)), Some(ring(Some(at)))], ..Datagrams::default() };
         let heard = |datagrams: &Datagrams, now| [0, 1, 2].map(|place| datagrams.notified_to(place, now).is_some());

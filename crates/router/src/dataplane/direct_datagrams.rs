@@ -192,7 +192,7 @@ impl Ports {
         let Some(qp) = self.qps.get_mut(id) else { return };
         let datagrams = qp.direct.datagrams.get_or_insert_default();
         *slot(&mut datagrams.to, place) =
-            Some(RingTo { receiver: to, place: there, asked, opened_at, closed_at: None });
+            Some(RingTo { receiver: to, place: there, asked, opened_at, closed_at: None, accepted_after: 0 });
         datagrams.open_to |= 1 << place;
         qp.send.set_rings_open(datagrams.open_to);
         self.open_rings.insert((asked.address_handle, id, place));
@@ -214,9 +214,13 @@ impl Ports {
         let datagrams = self.qps.get_mut(id)?.direct.datagrams.as_mut()?;
         let (terms, descriptor) = datagrams.take_offer()?;
         if let Some(RingFrom { sender, place, .. }) = datagrams.from[terms.place as usize]
-            && let Some(sender) = self.qps.get_mut(sender).and_then(|qp| qp.direct.datagrams.as_mut())
+            && let Some(qp) = self.qps.get_mut(sender)
+            && let Some(datagrams) = qp.direct.datagrams.as_mut()
         {
-            sender.accepted_to |= 1 << place;
+            datagrams.accepted_to |= 1 << place;
+            if let Some(ring) = datagrams.to.get_mut(place).and_then(Option::as_mut) {
+                ring.accepted_after = qp.send.taken();
+            }
         }
         Some((terms, descriptor))
     }

@@ -7,7 +7,6 @@ use freeflow_engine::{NotDirect, NotGrantable, QpId, QpStatus as Look};
 use freeflow_protocol::admin::QpPath;
 use freeflow_protocol::library::GrantAccess;
 use freeflow_shm::DIRECT_RING_MESSAGE_BYTES_MAX;
-use freeflow_verbs::datagram::UD_MESSAGE_BYTES_MAX;
 use freeflow_verbs::{QpState, QpType, SendOpcode, VerbsError};
 use std::ops::Range;
 
@@ -69,7 +68,7 @@ impl Worker {
             return Some(Reason::Metered);
         }
         if is_datagram {
-            return self.why_no_datagram_ring(id, to, look.last.1);
+            return Some(self.why_no_datagram_ring(id, to));
         }
         let entry = self.ports.qps.get(id)?;
         let holds_something = self.uses_direct_ring(id) || self.granted(id);
@@ -86,17 +85,18 @@ impl Worker {
         }
     }
 
-    fn why_no_datagram_ring(&self, id: QpId, to: QpId, bytes: u64) -> Option<Reason> {
-        if bytes > UD_MESSAGE_BYTES_MAX {
-            return Some(Reason::LongDatagram);
-        }
+    fn why_no_datagram_ring(&self, id: QpId, to: QpId) -> Reason {
         if self.engine.srq_of(to).is_some() {
-            return Some(Reason::SharedReceives);
+            return Reason::SharedReceives;
         }
-        Some(match self.datagram_ring_state(id, to) {
-            RingState::Missing | RingState::Accepted => self.not_asked(id),
+        let taken = self.ports.qps.get(id).map_or(0, |qp| qp.send.taken());
+        match self.datagram_ring_state(id, to) {
+            RingState::Missing => self.not_asked(id),
             RingState::Offered => Reason::NotAccepted,
-        })
+            // Full, or left by its receiver: that can be seen in its memory alone.
+            RingState::Accepted(before) if taken != before => Reason::NotAccepted,
+            RingState::Accepted(_) => Reason::NotAsked,
+        }
     }
 
     fn why_no_direct_ring(&self, id: QpId, bytes: u64) -> Option<Reason> {

@@ -14,7 +14,6 @@ pub(crate) enum Reason {
     Multicast,
     /// Of datagrams.
     NoLocalPeer,
-    LongDatagram,
     NotConnected,
     OnlyReceives,
     Drained,
@@ -28,7 +27,7 @@ pub(crate) enum Reason {
     /// Its library asks once the QP has sent enough to be worth it, and again now and then.
     NotAsked,
     NeverAsked,
-    /// It has a direct ring that its peer has not begun to take messages from.
+    /// It has a direct ring that its peer has not begun to take messages from; or, of datagrams, that takes none.
     NotAccepted,
     TooLong,
     /// A SEND of UC, or a datagram.
@@ -51,7 +50,6 @@ impl Reason {
             Self::Type => "XRC",
             Self::Multicast => "multicast",
             Self::NoLocalPeer => "no peer on this host",
-            Self::LongDatagram => "message over the MTU",
             Self::NotConnected => "not connected",
             Self::OnlyReceives => "only receives",
             Self::Drained => "send queue drained",

@@ -100,6 +100,12 @@ impl Rig {
         self.open(place)
     }
 
+    /// Its first RECV.
+    fn accept_at(&self, position: u32) -> bool {
+        let asked = Request::AcceptDatagramRing { qp: self.pair.b_qp.handle };
+        matches!(self.pair.b.ask(&asked), Reply::IncomingDatagramRing { first, .. } if first == position)
+    }
+
     /// Its number, its place, and its sender as the router says it.
     fn accept(&self) -> Option<(u32, u32, u32, Gid)> {
         match self.pair.b.ask_fds(&Request::AcceptDatagramRing { qp: self.pair.b_qp.handle }) {
@@ -361,4 +367,22 @@ fn a_library_that_does_not_know_of_rings_is_offered_none() {
     let ah = handle_to(&rig.pair.a, old.gid());
     assert_eq!(rig.ask(ah, qp.qpn, QKEY, 0), Err(VerbsError::NotSupported));
     assert_eq!((qp.receive.rings_open(), qp.receive.rings_offered()), (0, 0));
+}
+
+#[test]
+fn a_ring_that_is_passed_by_is_the_reason() {
+    let mut rig = Rig::new();
+    let reason = |rig: &Rig| qps(&rig.pair.host.run_dir(), Some("a"), None).0[0].reason.clone();
+    let send = |rig: &mut Rig| {
+        rig.receive(200);
+        assert_eq!(rig.send(64), CompletionStatus::Success);
+    };
+    send(&mut rig);
+    assert_eq!(reason(&rig).as_deref(), Some("not asked yet"));
+    assert_eq!(rig.open(0), Ok(()));
+    assert_eq!(reason(&rig).as_deref(), Some("peer does not take it"));
+    assert!(rig.accept_at(1));
+    assert_eq!(reason(&rig).as_deref(), Some("not asked yet"), "nothing was sent since");
+    send(&mut rig);
+    assert_eq!(reason(&rig).as_deref(), Some("peer does not take it"));
 }
