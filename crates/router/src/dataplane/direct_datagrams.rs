@@ -2,8 +2,9 @@
 //! this host. Each QP sends by several and receives by several.
 //!
 //! A ring is for one address handle, receiver and Q_Key: the router does all checks of a datagram when the ring is
-//! opened, and closes it when one of them may come out otherwise. The receiver's library gets from the router what
-//! it must not believe its sender: GID, QPN and route.
+//! opened, and closes it when one of them may come out otherwise; when the access rules have changed it looks at all
+//! rings again, some in each turn. The receiver's library gets from the router what it must not believe its sender:
+//! GID, QPN and route.
 //!
 //! Invariant: there is one open ring at most from one QP to another: datagrams of both are in one order.
 use crate::admission::account::Charge;
