@@ -262,6 +262,10 @@ pub(crate) enum RingState {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::admission::account::{Account, Commons};
+    use freeflow_verbs::VnicLimits;
+    use std::sync::Arc;
+    use std::sync::atomic::Ordering::Relaxed;
 
     fn key(address_handle: u32, qp: u32, place: usize) -> RingKey {
         (address_handle, QpId { index: qp, generation: 1 }, place)
@@ -323,6 +327,17 @@ mod tests {
         assert!(!datagrams.has_opened_lately(63, other, later));
         datagrams.to.truncate(2);
         assert!(!datagrams.has_opened_lately(1, qp, at + REOPENED_AFTER));
+    }
+
+    #[test]
+    fn a_closed_ring_is_charged_for_a_while() {
+        let account = Arc::new(Account::new(Arc::new(Commons::new(1000, 1000))));
+        let (mut rings, closed_at) = (OpenRings::default(), Instant(7_000_000_000));
+        rings.keep(closed_at, Charge::datagram_ring(&account, &VnicLimits::default()).unwrap());
+        for (later, count) in [(999, 1), (1000, 0)] {
+            rings.let_go(closed_at + Duration::from_millis(later));
+            assert_eq!(account.segments.load(Relaxed), count);
+        }
     }
 
     #[test]
