@@ -216,6 +216,7 @@ fn what_ends_a_right_closes_the_ring() {
     rig.pair.b_qp.receive.reset();
     assert_eq!(rig.open_again(0), Ok(()));
     assert_eq!(rig.send(5000), CompletionStatus::LocalLengthError);
+    rig.pair.a.settle();
     assert_eq!((rig.are_open(), rig.open(0)), ((0, 0), Err(VerbsError::Busy)), "the send queue is in error");
     rig.pair.a.modify(&rig.pair.a_qp, state(QpState::ReadyToSend), M::STATE);
     assert_eq!(rig.open_again(0), Ok(()));
