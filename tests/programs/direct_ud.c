@@ -59,6 +59,10 @@ void post_receive(struct lane *l, uint32_t length) {
     need(l->side, !post_recv(l->e, id, RECEIVED + id % RECEIVES * SLOT, length));
 }
 
+static void have_receives(struct lane *l, unsigned count) {
+    while (l->posted - l->taken < count && !l->side->failed) post_receive(l, SLOT);
+}
+
 void post_datagram(struct lane *l, const struct datagram *d) {
     struct endpoint *e = l->e;
     uint8_t *at = e->memory + (size_t)(l->slot++ % (WINDOW + 1)) * SLOT;
@@ -152,7 +156,7 @@ static void take_burst(struct lane *l, const struct datagram *all, unsigned coun
 // So many, while the receiver does not look; then it takes them.
 static void burst(struct lane *l, unsigned count, unsigned others) {
     struct datagram all[WINDOW];
-    while (l->posted - l->taken < count && !l->side->failed) post_receive(l, SLOT);
+    have_receives(l, count);
     need(l->side, !l->side->failed && meet(l->side));
     for (unsigned i = 0; i < count; i++) all[i] = random_datagram(l, others);
     for (unsigned i = 0; sends(l) && i < count && !l->side->failed; i++) post_datagram(l, &all[i]);
@@ -170,7 +174,7 @@ void turns(struct lane *l, unsigned count) {
         d.source = i % l->source_count;
         l->sources[d.source].next += 1;
         d.number = l->sources[d.source].next - 1;
-        while (l->posted - l->taken < 8 && !l->side->failed) post_receive(l, SLOT);
+        have_receives(l, 8);
         need(l->side, !l->side->failed && ((i % 4 && l->source_count == 1) || meet(l->side)));
         if (sends(l)) {
             post_datagram(l, &d);
@@ -452,7 +456,7 @@ static void ud_sender_begins_anew(struct side *s, struct endpoint *e) {
     for (unsigned round = 0; round < 8 && !s->failed; round++) {
         turns(&l, TURNS);
         struct datagram all[BURST_MAX];
-        while (l.posted - l.taken < BURST_MAX && !s->failed) post_receive(&l, SLOT);
+        have_receives(&l, BURST_MAX);
         need(s, !s->failed && meet(s));
         for (unsigned i = 0; i < BURST_MAX; i++) {
             all[i] = random_datagram(&l, 0);
@@ -484,7 +488,7 @@ static void ud_handle_ends(struct side *s, struct endpoint *e) {
     for (unsigned round = 0; round < 8 && !s->failed; round++) {
         turns(&l, TURNS);
         struct datagram all[BURST_MAX];
-        while (l.posted - l.taken < BURST_MAX && !s->failed) post_receive(&l, SLOT);
+        have_receives(&l, BURST_MAX);
         need(s, !s->failed && meet(s));
         for (unsigned i = 0; i < BURST_MAX; i++) {
             all[i] = random_datagram(&l, 0);

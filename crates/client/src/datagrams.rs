@@ -36,7 +36,7 @@ const IPV4_ADDRESSES_AT: usize = 32;
 const IPV6_ADDRESSES_AT: usize = 8;
 /// Datagrams of one ring before another ring has its turn.
 const TURN: u32 = 16;
-/// Datagrams of the router's that changed places with older ones and wait: as many as a ring holds.
+/// Datagrams of the router's that changed places with older ones and wait: twice as many as a ring holds.
 const DISPLACED_MAX: usize = 512;
 /// Rings that have such.
 const DISPLACING_MAX: usize = 64;

@@ -460,18 +460,7 @@ impl Outgoing {
         written: Option<u32>,
     ) -> bool {
         let Some(open) = &mut self.open_ring else { return false };
-        let solicited = request.flags.contains(SendFlags::SOLICITED);
-        let flag = |set: bool, flag: u8| if set { flag } else { 0 };
-        let has_immediate = request.opcode.has_immediate();
-        let message = Staged {
-            length: payload.bytes,
-            msn: self.msn,
-            immediate: if has_immediate { request.immediate } else { 0 },
-            flags: CompletionFlags(
-                flag(has_immediate, CompletionFlags::WITH_IMMEDIATE) | flag(solicited, CompletionFlags::SOLICITED),
-            ),
-            written,
-        };
+        let message = staged(request, payload.bytes, self.msn, written);
         open.sender.publish(context.own, &message, payload.inline, payload.ranges);
         let must_notify = open.sender.must_notify();
         if must_notify && open.sender.may_be_unseen() {
@@ -484,7 +473,7 @@ impl Outgoing {
         self.ring_messages = self.ring_messages.wrapping_add(1);
         ring.set_ring_messages(self.ring_messages);
         if must_notify {
-            ring.notify(solicited);
+            ring.notify(message.flags.contains(CompletionFlags::SOLICITED));
             context.session.ring(context.cookie);
         }
         true
@@ -502,6 +491,22 @@ impl Outgoing {
             self.signaled_until = posted.wrapping_add(1);
         }
         self.routed = self.routed.saturating_add(1);
+    }
+}
+
+/// A request's message, as a direct ring has it.
+#[inline(always)] // with what is known of `written`
+fn staged(request: &SendDescriptor<'_>, length: u32, msn: u32, written: Option<u32>) -> Staged {
+    let flag = |set: bool, flag: u8| if set { flag } else { 0 };
+    let (has_immediate, solicited) = (request.opcode.has_immediate(), request.flags.contains(SendFlags::SOLICITED));
+    Staged {
+        length,
+        msn,
+        immediate: if has_immediate { request.immediate } else { 0 },
+        flags: CompletionFlags(
+            flag(has_immediate, CompletionFlags::WITH_IMMEDIATE) | flag(solicited, CompletionFlags::SOLICITED),
+        ),
+        written,
     }
 }
 

@@ -331,6 +331,12 @@ impl QueuePair {
         }
         Ok(ReceiveBatch { qp: self, rings, side, posted: false })
     }
+
+    /// For a request that is carried out past the router.
+    #[inline]
+    fn context(&self, rings: &Rings, own: OwnMemory) -> QpContext<'_> {
+        QpContext { session: &self.session, handle: self.handle, cookie: self.cookie, pd: rings.pd, own }
+    }
 }
 
 /// Posts to a send queue; dropping it rings the doorbell once.
@@ -393,8 +399,7 @@ impl SendBatch<'_> {
         if let Some(own) = qp.session.own_memory()
             && qp.state() == QpState::ReadyToSend
         {
-            let (session, handle, cookie, pd) = (&*qp.session, qp.handle, qp.cookie, self.rings.pd);
-            let context = QpContext { session, handle, cookie, pd, own };
+            let context = qp.context(self.rings, own);
             let SendSide { ring, outgoing } = &mut *self.side;
             if outgoing.carry_out_datagram(&context, ring, returned, request) {
                 self.complete(request, signaled);
@@ -427,8 +432,7 @@ impl SendBatch<'_> {
         if self.qp.state() != QpState::ReadyToSend {
             return false;
         }
-        let qp = self.qp;
-        let context = QpContext { session: &qp.session, handle: qp.handle, cookie: qp.cookie, pd: self.rings.pd, own };
+        let context = self.qp.context(self.rings, own);
         // Acquire: pairs with `give_back`.
         let returned = self.rings.send_done.load(Ordering::Acquire);
         let SendSide { ring, outgoing } = &mut *self.side;

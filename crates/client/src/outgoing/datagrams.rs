@@ -6,16 +6,15 @@
 //! Invariant: a datagram goes into a ring only if the router is done with all that it got before, so datagrams from
 //! one QP to another are in order when the router comes first. When the ring does, its receiver sees to that: each
 //! datagram in it says how many the router had got for this destination before.
-use super::{FULL_NS_MAX, FULL_NS_MIN, Outgoing, REQUESTS_BETWEEN_MAX, WAIT_NS_MAX, wait_until};
+use super::{FULL_NS_MAX, FULL_NS_MIN, Outgoing, REQUESTS_BETWEEN_MAX, WAIT_NS_MAX, staged, wait_until};
 use crate::direct_ring::map_ring;
 use crate::payload::{NO_RANGES, Payload, QpContext};
 use crate::session::Session;
 use freeflow_protocol::FEATURE_DIRECT_DATAGRAMS;
 use freeflow_protocol::library::{DATAGRAM_RINGS_MAX, Reply, Request};
-use freeflow_shm::{CreditList, DirectRingSender, RequestProducer, SendDescriptor, Staged};
-use freeflow_verbs::Gid;
+use freeflow_shm::{CreditList, DirectRingSender, RequestProducer, SendDescriptor};
 use freeflow_verbs::datagram::UD_MESSAGE_BYTES_MAX;
-use freeflow_verbs::{CompletionFlags, SendFlags, VerbsError};
+use freeflow_verbs::{CompletionFlags, Gid, VerbsError};
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
@@ -317,21 +316,10 @@ impl Outgoing {
         if !is_open(ring, queue) || !ring.finds_room(bytes) {
             return false;
         }
-        let solicited = request.flags.contains(SendFlags::SOLICITED);
-        let flag = |set: bool, flag: u8| if set { flag } else { 0 };
-        let has_immediate = request.opcode.has_immediate();
-        let message = Staged {
-            length: bytes,
-            msn: ring.routed,
-            immediate: if has_immediate { request.immediate } else { 0 },
-            flags: CompletionFlags(
-                flag(has_immediate, CompletionFlags::WITH_IMMEDIATE) | flag(solicited, CompletionFlags::SOLICITED),
-            ),
-            written: None,
-        };
+        let message = staged(request, bytes, ring.routed, None);
         ring.sender.publish(context.own, &message, payload.inline, payload.ranges);
         if ring.sender.must_notify() {
-            queue.notify_ring(ring.place, solicited);
+            queue.notify_ring(ring.place, message.flags.contains(CompletionFlags::SOLICITED));
             context.session.ring(context.cookie);
         }
         queue.count_send(bytes);

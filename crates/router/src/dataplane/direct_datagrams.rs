@@ -66,14 +66,14 @@ impl Worker {
         if is_shared || is_unknown || !self.may_pass_router(from_session) || !self.may_pass_router(to_session) {
             return Err(VerbsError::NotSupported);
         }
-        let datagrams = |id: QpId| self.ports.qps.get(id).and_then(|qp| qp.direct.datagrams.as_ref());
         let now = self.ports.now;
         let is_too_soon =
             |own: &Datagrams| own.state_to(to) != RingState::Missing || own.has_opened_lately(place, to, now);
-        if datagrams(id).is_some_and(|own| is_too_soon(own)) {
+        if self.ports.datagrams(id).is_some_and(is_too_soon) {
             return Err(VerbsError::Busy);
         }
-        let there = datagrams(to).map_or(Some(0), |datagrams| datagrams.place_from(now)).ok_or(VerbsError::Busy)?;
+        let there =
+            self.ports.datagrams(to).map_or(Some(0), |datagrams| datagrams.place_from(now)).ok_or(VerbsError::Busy)?;
         // Last: it is opened.
         let receiver = self.ports.qps.get_mut(to).map(|qp| qp.direct.datagrams.get_or_insert_default());
         let may_offer = receiver.is_some_and(|datagrams| datagrams.offers.take(now));
@@ -131,11 +131,8 @@ impl Worker {
         let work = self.ports.access.work();
         for _ in 0..TURN_RINGS_MAX {
             let Some((_, sender, place)) = self.ports.open_rings.next_for_review() else { return false };
-            let qp = self.ports.qps.get(sender).and_then(|qp| qp.direct.datagrams.as_ref());
-            let Some(RingTo { receiver, place: there, asked, .. }) = qp.and_then(|datagrams| datagrams.ring_to(place))
-            else {
-                continue;
-            };
+            let ring = self.ports.datagrams(sender).and_then(|datagrams| datagrams.ring_to(place));
+            let Some(RingTo { receiver, place: there, asked, .. }) = ring else { continue };
             let about = (asked.remote_qpn, asked.qkey);
             let found = self.engine.datagram_peer(&mut self.ports, sender, asked.address_handle, about);
             if found.ok() != self.ports.datagram_ring_from(receiver, there).map(|ring| ring.peer) {
@@ -150,18 +147,20 @@ impl Worker {
 
     /// How far the ring from one QP to another has come.
     pub(crate) fn datagram_ring_state(&self, id: QpId, to: QpId) -> RingState {
-        let datagrams = self.ports.qps.get(id).and_then(|qp| qp.direct.datagrams.as_ref());
-        datagrams.map_or(RingState::Missing, |datagrams| datagrams.state_to(to))
+        self.ports.datagrams(id).map_or(RingState::Missing, |datagrams| datagrams.state_to(to))
     }
 
     /// Whether any datagrams of a QP go by a ring now.
     pub(crate) fn uses_datagram_ring(&self, id: QpId) -> bool {
-        let datagrams = self.ports.qps.get(id).and_then(|qp| qp.direct.datagrams.as_ref());
-        datagrams.is_some_and(|datagrams| datagrams.accepted_to != 0)
+        self.ports.datagrams(id).is_some_and(|datagrams| datagrams.accepted_to != 0)
     }
 }
 
 impl Ports {
+    fn datagrams(&self, id: QpId) -> Option<&Datagrams> {
+        self.qps.get(id)?.direct.datagrams.as_deref()
+    }
+
     /// `offered`: its memory, for the receiver.
     pub(crate) fn open_datagram_ring(
         &mut self,
@@ -257,7 +256,7 @@ impl Ports {
     }
 
     fn datagram_ring_from(&self, id: QpId, place: usize) -> Option<&RingFrom> {
-        self.qps.get(id)?.direct.datagrams.as_ref()?.from.get(place)?.as_ref()
+        self.datagrams(id)?.from.get(place)?.as_ref()
     }
 
     /// The same of the one at that place of the receiver.
@@ -276,7 +275,7 @@ impl Ports {
 
     /// All rings of a QP end, in either direction.
     pub(crate) fn close_all_datagram_rings(&mut self, id: QpId) {
-        let Some(datagrams) = self.qps.get(id).and_then(|qp| qp.direct.datagrams.as_ref()) else { return };
+        let Some(datagrams) = self.datagrams(id) else { return };
         let (places, count) = (datagrams.open_places_to(), datagrams.from.len());
         for place in places {
             self.close_datagram_ring(id, place);

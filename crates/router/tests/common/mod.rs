@@ -17,7 +17,7 @@ use freeflow_shm::{
 };
 use freeflow_verbs::{
     Access, AddressHandleAttributes, Completion, Gid, GlobalRoute, PathMtu, QpAttributeMask, QpAttributes,
-    QpCapabilities, QpState, QpType, SendFlags, SendOpcode, Sge, VerbsError, VnicLimits,
+    QpCapabilities, QpState, QpType, SendFlags, SendOpcode, Sge, SrqAttributes, VerbsError, VnicLimits,
 };
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -340,6 +340,14 @@ impl Client {
 
     pub fn create_qp(&mut self, qp_type: QpType, cq: &Cq) -> Qp {
         self.create_qp_with(qp_type, cq, None, CAPABILITIES)
+    }
+
+    /// With room for so many RECVs; nobody posts any.
+    pub fn create_srq(&mut self, max_wr: u32) -> Handle {
+        let (attributes, cookie) = (SrqAttributes { max_wr, max_sge: 1, limit: 0 }, self.next_cookie());
+        let reply = self.ask(&Request::CreateSrq { pd: self.pd, attributes, cookie, xrc: None });
+        let Reply::Srq { srq, .. } = reply else { panic!("{reply:?}") };
+        srq
     }
 
     pub fn create_qp_with(&mut self, qp_type: QpType, cq: &Cq, srq: Option<Handle>, asked: QpCapabilities) -> Qp {

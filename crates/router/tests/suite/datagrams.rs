@@ -9,7 +9,7 @@ use freeflow_protocol::version::Offer;
 use freeflow_router::RuleCounts;
 use freeflow_shm::SendDescriptor;
 use freeflow_verbs::{
-    CompletionStatus, Gid, QpAttributeMask as M, QpAttributes, QpState, QpType, SendOpcode, SrqAttributes, VerbsError,
+    CompletionStatus, Gid, QpAttributeMask as M, QpAttributes, QpState, QpType, SendOpcode, VerbsError,
 };
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -52,12 +52,7 @@ impl Rig {
         let (mut a, mut b) = (host.client("a"), host.client("b"));
         let (channel, pipe) = has_events.then(|| b.create_channel()).unzip();
         let (a_cq, b_cq) = (a.create_cq(64, None), b.create_cq(64, channel));
-        let srq = has_srq.then(|| {
-            let (attributes, cookie) = (SrqAttributes { max_wr: 8, max_sge: 1, limit: 0 }, b.next_cookie());
-            let reply = b.ask(&Request::CreateSrq { pd: b.pd, attributes, cookie, xrc: None });
-            let Reply::Srq { srq, .. } = reply else { panic!("{reply:?}") };
-            srq
-        });
+        let srq = has_srq.then(|| b.create_srq(8));
         let a_qp = a.create_qp(QpType::Ud, &a_cq);
         let b_qp = b.create_qp_with(QpType::Ud, &b_cq, srq, CAPABILITIES);
         begin(&a, &a_qp);

@@ -3,8 +3,7 @@ use crate::common::*;
 use freeflow_protocol::library::{GrantAccess, Reply, Request};
 use freeflow_shm::SendDescriptor;
 use freeflow_verbs::{
-    Access, CompletionStatus, PathMtu, QpAttributeMask as M, QpAttributes, QpState, QpType, SendOpcode, SrqAttributes,
-    VerbsError,
+    Access, CompletionStatus, PathMtu, QpAttributeMask as M, QpAttributes, QpState, QpType, SendOpcode, VerbsError,
 };
 
 const RIGHTS: Access =
@@ -46,12 +45,7 @@ impl Rig {
         let host = Host::new();
         let (mut a, mut b) = (host.client("a"), host.client("b"));
         let (a_cq, b_cq) = (a.create_cq(64, None), b.create_cq(64, None));
-        let srq = has_srq.then(|| {
-            let (attributes, cookie) = (SrqAttributes { max_wr: 8, max_sge: 1, limit: 0 }, b.next_cookie());
-            let reply = b.ask(&Request::CreateSrq { pd: b.pd, attributes, cookie, xrc: None });
-            let Reply::Srq { srq, .. } = reply else { panic!("{reply:?}") };
-            srq
-        });
+        let srq = has_srq.then(|| b.create_srq(8));
         let a_qp = a.create_qp(QpType::Uc, &a_cq);
         let b_qp = b.create_qp_with(QpType::Uc, &b_cq, srq, CAPABILITIES);
         connect(&a, &a_qp, (&b, b_qp.qpn));
