@@ -1,5 +1,6 @@
 //! RoCEv2 packets, as they come behind UDP: flow, headers, payload, ICRC.
 use crate::bytes::Input;
+use freeflow_wire::frame::{FRAME_PAYLOAD_BYTES_MAX, is_frame, is_intact};
 use freeflow_wire::icrc::{Addresses, Flow, NO_IDENTIFICATION, PACKET_BYTES_MAX};
 use freeflow_wire::{Header, Opcode, PAYLOAD_BYTES_MAX, Syndrome};
 
@@ -16,7 +17,9 @@ pub fn run(bytes: &[u8]) {
 
 fn look_at_header(packet: &[u8]) {
     let Ok((header, payload)) = Header::parse(packet) else { return };
-    assert!(payload.len() <= PAYLOAD_BYTES_MAX);
+    let length_max = if header.frame.is_some() { FRAME_PAYLOAD_BYTES_MAX } else { PAYLOAD_BYTES_MAX };
+    assert!(payload.len() <= length_max);
+    assert_eq!(header.frame.is_some(), is_frame(packet));
     assert!(payload.is_empty() || header.opcode.has_payload());
     assert_eq!(Opcode::from_byte(header.opcode.byte()), Some(header.opcode));
     let mut again = header.encode().as_slice().to_vec();
@@ -24,6 +27,7 @@ fn look_at_header(packet: &[u8]) {
     again.extend_from_slice(&[0; 3][..header.pad.into()]);
     assert_eq!(again.len(), packet.len(), "each byte is header, payload or padding");
     assert_eq!(Header::parse(&again), Ok((header, payload)), "what is read is what is written");
+    assert!(header.frame.is_none() || is_intact(&again), "a frame is written with its CRC");
 }
 
 fn look_at_icrc(flags: u8, identification: u16, received: u32, packet: &[u8]) {

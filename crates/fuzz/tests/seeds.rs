@@ -3,6 +3,8 @@
 use freeflow_protocol::attachment::{Answer, Report, Request};
 use freeflow_protocol::encode;
 use freeflow_verbs::{AtomicOperation, VerbsError};
+use freeflow_wire::frame::Frame;
+use freeflow_wire::{Header, Opcode, Operation, PacketPosition, Reth, Service};
 use std::fs;
 use std::path::PathBuf;
 
@@ -20,6 +22,27 @@ const GET: u8 = 0;
 const PUT: u8 = 1;
 const POST: u8 = 2;
 const DELETE: u8 = 3;
+
+/// Frames, and what looks like one: behind the target's own seven bytes.
+fn frames() -> Vec<Seed> {
+    let frame = |operation: Operation, place: PacketPosition| {
+        let opcode = Opcode::new(Service::Rc, operation, place).expect("the standard has it");
+        let reth = Reth { address: 0x7000, rkey: 5, length: 4096 };
+        let frame = Some(Frame { message_psn: 6, response_bytes: 0 });
+        Header { reth, frame, ..Header::new(opcode, 0x11, 7) }.encode().as_slice().to_vec()
+    };
+    let seed = |name, packet: Vec<u8>| Seed { target: "wire", name, bytes: [&[0; 7][..], &packet].concat() };
+    let mut unknown = frame(Operation::Send, PacketPosition::Only);
+    unknown[0] |= 0x1f;
+    vec![
+        seed("frame-write", [frame(Operation::WriteImmediate, PacketPosition::Last), vec![1; 9]].concat()),
+        seed("frame-send", [frame(Operation::SendInvalidate, PacketPosition::Only), vec![1; 64]].concat()),
+        seed("frame-read", frame(Operation::ReadRequest, PacketPosition::Only)),
+        seed("frame-response", [frame(Operation::ReadResponse, PacketPosition::Middle), vec![1; 33]].concat()),
+        seed("frame-short", frame(Operation::Write, PacketPosition::First)[..39].to_vec()),
+        seed("frame-unknown", unknown),
+    ]
+}
 
 fn rest_requests() -> Vec<Seed> {
     let network = r#"{"spec": {"tenant": "blue", "cidrs": ["10.7.0.0/16"]}}"#;
@@ -231,7 +254,9 @@ fn attachments() -> Vec<Seed> {
 #[test]
 fn the_corpora_have_the_seeds() {
     let corpora = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("corpus");
-    for seed in [rest_requests(), manifests(), cm_machines(), peer_states(), attachments()].into_iter().flatten() {
+    for seed in
+        [rest_requests(), frames(), manifests(), cm_machines(), peer_states(), attachments()].into_iter().flatten()
+    {
         let folder = corpora.join(seed.target);
         let path = folder.join(format!("seed-{}", seed.name));
         if std::env::var_os("FREEFLOW_UPDATE").is_some() {

@@ -1,6 +1,7 @@
 //! BTH and extension headers as one validated value. Which of the extension fields count, the opcode says
 //! ([`Opcode::has_reth`] and the like); the others are zero.
-use crate::{BTH_BYTES, HEADER_BYTES_MAX, MASK_24, Opcode, PAYLOAD_BYTES_MAX, PKEY_DEFAULT, Syndrome};
+use crate::frame::{self, FRAME_HEADER_BYTES, FRAME_PAYLOAD_BYTES_MAX, Frame};
+use crate::{BTH_BYTES, HEADER_BYTES_MAX, MASK_24, Opcode, Operation, PAYLOAD_BYTES_MAX, PKEY_DEFAULT, Syndrome};
 
 /// Why bytes are no packet that can be acted upon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,7 +12,7 @@ pub enum Malformed {
     Version,
     /// A reserved opcode, or one of a service that is not spoken here.
     Opcode,
-    /// A payload where the opcode has none, or longer than 4096 bytes.
+    /// A payload where the opcode has none, or longer than 4096 bytes (in a frame 8192).
     Length,
     /// A reserved AETH syndrome.
     Syndrome,
@@ -65,6 +66,26 @@ impl Default for Aeth {
     }
 }
 
+impl Aeth {
+    fn from_word(word: u32) -> Result<Self, Malformed> {
+        let syndrome = Syndrome::from_byte((word >> 24) as u8).ok_or(Malformed::Syndrome)?;
+        Ok(Self { syndrome, msn: word & MASK_24 })
+    }
+
+    fn word(self) -> u32 {
+        u32::from(self.syndrome.byte()) << 24 | self.msn & MASK_24
+    }
+}
+
+/// ImmDt stays in network byte order.
+fn immediate_of(word: u32) -> u32 {
+    u32::from_ne_bytes(word.to_be_bytes())
+}
+
+fn immediate_word(immediate: u32) -> u32 {
+    u32::from_be_bytes(immediate.to_ne_bytes())
+}
+
 /// All headers of one packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
@@ -109,6 +130,9 @@ pub struct Header {
     pub invalidate: u32,
     /// FETH: placement type (bits 0 to 3) and selectivity level (bits 4 and 5).
     pub flush: u32,
+    /// The packet is a [frame](crate::frame): `reth` counts in all of them, and means what the frame's address, rkey
+    /// and length do.
+    pub frame: Option<Frame>,
 }
 
 /// Encoded headers.
@@ -144,11 +168,12 @@ impl Header {
             immediate: 0,
             invalidate: 0,
             flush: 0,
+            frame: None,
         }
     }
 
-    /// Reads the headers of `packet` (which ends with the padding: the ICRC is cut off) and checks what can be checked
-    /// without a QP. Gives the header and the payload.
+    /// Reads the headers of `packet` (which ends with the padding: the ICRC is cut off; a frame has neither) and checks
+    /// what can be checked without a QP; not a frame's CRC ([`frame::is_intact`]). Gives the header and the payload.
     ///
     /// # Errors
     /// [`Malformed`]: the first check that failed.
@@ -162,6 +187,8 @@ impl Header {
         if flags & 0xf != 0 {
             return Err(Malformed::Version);
         }
+        let is_frame = frame::is_frame(packet);
+        let opcode = if is_frame { frame::standard_byte(opcode) } else { opcode };
         let opcode = Opcode::from_byte(opcode).ok_or(Malformed::Opcode)?;
         let mut header = Self::new(opcode, qp & MASK_24, psn & MASK_24);
         header.solicited = flags & 0x80 != 0;
@@ -172,13 +199,18 @@ impl Header {
         header.becn = qp & 1 << 30 != 0;
         header.by_ipv6 = qp & 1 << 29 != 0;
         header.ack_request = psn & 1 << 31 != 0;
-        header.read_extensions(&mut reader)?;
+        if is_frame {
+            header.read_frame(&mut reader)?;
+        } else {
+            header.read_extensions(&mut reader)?;
+        }
         if reader.short {
             return Err(Malformed::Truncated);
         }
         let rest = reader.bytes;
         let length = rest.len().checked_sub(usize::from(header.pad)).ok_or(Malformed::Truncated)?;
-        if length > PAYLOAD_BYTES_MAX || (length > 0 && !opcode.has_payload()) {
+        let length_max = if is_frame { FRAME_PAYLOAD_BYTES_MAX } else { PAYLOAD_BYTES_MAX };
+        if length > length_max || (length > 0 && !opcode.has_payload()) {
             return Err(Malformed::Length);
         }
         Ok((header, &rest[..length]))
@@ -204,20 +236,40 @@ impl Header {
         }
         if opcode.has_aeth() {
             let word = reader.u32();
-            let syndrome = Syndrome::from_byte((word >> 24) as u8);
             if !reader.short {
-                self.aeth = Aeth { syndrome: syndrome.ok_or(Malformed::Syndrome)?, msn: word & MASK_24 };
+                self.aeth = Aeth::from_word(word)?;
             }
         }
         if opcode.has_atomic_ack_eth() {
             self.original = reader.u64();
         }
         if opcode.has_immediate() {
-            self.immediate = u32::from_ne_bytes(reader.u32().to_be_bytes());
+            self.immediate = immediate_of(reader.u32());
         }
         if opcode.has_ieth() {
             self.invalidate = reader.u32();
         }
+        Ok(())
+    }
+
+    /// The headers of a frame behind its BTH. It has no padding, whatever the BTH says.
+    fn read_frame(&mut self, reader: &mut Reader<'_>) -> Result<(), Malformed> {
+        let opcode = self.opcode;
+        if !frame::travels_as_frame(opcode.operation()) {
+            return Err(Malformed::Opcode);
+        }
+        self.pad = 0;
+        self.reth = Reth { address: reader.u64(), rkey: reader.u32(), length: reader.u32() };
+        let (argument, message, _crc) = (reader.u32(), reader.u32(), reader.u32());
+        let mut fields = Frame { message_psn: message & MASK_24, response_bytes: 0 };
+        match opcode.operation() {
+            Operation::ReadRequest => fields.response_bytes = argument,
+            Operation::ReadResponse if !reader.short => self.aeth = Aeth::from_word(argument)?,
+            _ if opcode.has_immediate() => self.immediate = immediate_of(argument),
+            _ if opcode.has_ieth() => self.invalidate = argument,
+            _ => {}
+        }
+        self.frame = Some(fields);
         Ok(())
     }
 
@@ -226,12 +278,37 @@ impl Header {
         let mut writer = Writer { bytes: [0; HEADER_BYTES_MAX], at: 0 };
         let bit = |set: bool, bit: u32| if set { 1 << bit } else { 0 };
         let flags = bit(self.solicited, 7) | bit(self.migrated, 6) | u32::from(self.pad & 3) << 4;
-        writer.u32(u32::from(self.opcode.byte()) << 24 | flags << 16 | u32::from(self.pkey));
+        let kind = if self.frame.is_some() { frame::OPCODE_BITS } else { 0 };
+        writer.u32(u32::from(kind | self.opcode.byte()) << 24 | flags << 16 | u32::from(self.pkey));
         writer.u32(bit(self.fecn, 31) | bit(self.becn, 30) | bit(self.by_ipv6, 29) | self.dest_qpn & MASK_24);
         writer.u32(bit(self.ack_request, 31) | self.psn & MASK_24);
         debug_assert_eq!(writer.at, BTH_BYTES);
-        self.write_extensions(&mut writer);
+        match &self.frame {
+            Some(fields) => self.write_frame(fields, &mut writer),
+            None => self.write_extensions(&mut writer),
+        }
         HeaderBytes { bytes: writer.bytes, length: writer.at as u8 }
+    }
+
+    fn write_frame(&self, fields: &Frame, writer: &mut Writer) {
+        let opcode = self.opcode;
+        debug_assert!(opcode.byte() < 32 && frame::travels_as_frame(opcode.operation()), "{opcode:?} has no frame");
+        debug_assert_eq!(self.pad, 0, "a frame has no padding");
+        writer.u64(self.reth.address);
+        writer.u32(self.reth.rkey);
+        writer.u32(self.reth.length);
+        writer.u32(match opcode.operation() {
+            Operation::ReadRequest => fields.response_bytes,
+            Operation::ReadResponse => self.aeth.word(),
+            _ if opcode.has_immediate() => immediate_word(self.immediate),
+            _ if opcode.has_ieth() => self.invalidate,
+            _ => 0,
+        });
+        writer.u32(fields.message_psn & MASK_24);
+        if let Some(head) = writer.bytes.first_chunk_mut::<FRAME_HEADER_BYTES>() {
+            frame::seal(head);
+        }
+        writer.at = FRAME_HEADER_BYTES;
     }
 
     fn write_extensions(&self, writer: &mut Writer) {
@@ -258,13 +335,13 @@ impl Header {
             writer.u64(self.atomic.compare);
         }
         if opcode.has_aeth() {
-            writer.u32(u32::from(self.aeth.syndrome.byte()) << 24 | self.aeth.msn & MASK_24);
+            writer.u32(self.aeth.word());
         }
         if opcode.has_atomic_ack_eth() {
             writer.u64(self.original);
         }
         if opcode.has_immediate() {
-            writer.u32(u32::from_be_bytes(self.immediate.to_ne_bytes()));
+            writer.u32(immediate_word(self.immediate));
         }
         if opcode.has_ieth() {
             writer.u32(self.invalidate);

@@ -32,6 +32,7 @@
 extern crate std;
 
 pub mod cm;
+pub mod frame;
 mod header;
 pub mod icrc;
 mod opcode;
