@@ -3,10 +3,20 @@
 //! A batch has one destination, one socket, one traffic class and one segment length; only its last packet may be
 //! shorter. At most one batch of each destination and socket is open, and they are sent in the order of their opening:
 //! packets of one flow never overtake each other.
+//!
+//! The payload of frames may be *referred to*: the kernel reads it from a segment when the batch is sent. Nothing that
+//! the receiver itself checks covers it, so a program may write to it meanwhile.
+//!
+//! Invariant: a batch holds each segment that it refers to; and between two turns of the router, or while a segment is
+//! taken from whoever named it, no batch refers to any: [`crate::Udp::flush`] sends them, or copies what a full socket
+//! does not take.
 use crate::peers::Entry;
 use crate::sys;
+use freeflow_shm::Segment;
 use freeflow_wire::ICRC_BYTES;
+use freeflow_wire::frame::{FRAME_HEADER_BYTES, is_frame};
 use freeflow_wire::icrc::{Flow, Prefix};
+use std::sync::Arc;
 
 /// Batches being filled or waiting for room in a socket.
 pub const BATCH_COUNT_MAX: usize = 16;
@@ -15,6 +25,9 @@ pub const BATCH_PACKET_COUNT_MAX: u16 = 64;
 /// Most payload of an IPv4 datagram: 65535 less IP and UDP headers. The kernel builds one before it
 /// cuts it.
 const BATCH_BYTES_MAX: usize = 65_507;
+
+/// Pieces of a batch: a header and a payload each.
+const PART_COUNT_MAX: usize = 2 * BATCH_PACKET_COUNT_MAX as usize;
 
 /// Where a batch goes. Equal for all packets of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +39,14 @@ pub(crate) struct Key {
 
 pub(crate) struct Batch {
     buffer: Box<[u8]>,
+    /// Bytes in the buffer: headers, and payload that was copied.
+    filled: usize,
+    /// Bytes of all packets.
     used: usize,
+    /// The packets, piece by piece, if some payload is referred to; else they lie in the buffer.
+    parts: Vec<sys::Part>,
+    /// The payload that is referred to, in the order of the packets.
+    references: Vec<Reference>,
     /// The kernel would not cut it: packets are sent one by one.
     pub singly: bool,
     /// Bytes at the front that are sent already.
@@ -48,11 +68,30 @@ pub(crate) struct Batch {
 /// A slot of the table of batches.
 pub(crate) type Slot = usize;
 
+/// A packet that is being written.
 #[derive(Clone, Copy)]
 pub(crate) struct Pending {
     pub slot: Slot,
     /// Without the ICRC.
     pub bytes: usize,
+    /// Behind the packet comes an ICRC; not so a frame.
+    pub icrc: bool,
+}
+
+impl Pending {
+    /// Bytes that it takes in a batch.
+    pub fn length(&self) -> usize {
+        self.bytes + if self.icrc { ICRC_BYTES } else { 0 }
+    }
+}
+
+/// Payload that the kernel reads from where it lies.
+struct Reference {
+    /// Which packet of the batch it belongs to.
+    packet: u16,
+    segment: Arc<Segment>,
+    offset: usize,
+    bytes: usize,
 }
 
 impl Batch {
@@ -64,49 +103,133 @@ impl Batch {
             && self.used + length <= BATCH_BYTES_MAX
     }
 
-    /// Adds the packet of `bytes` that was written behind the last one. The kernel gives segment i of a batch the
+    /// Adds the packet that was written behind the last one. The kernel gives segment i of a batch the
     /// identification i (it counts from the 0 of an unconnected socket with "don't fragment"). `flip`: a bit to spoil.
-    pub fn seal(&mut self, bytes: usize, flip: Option<u32>) {
-        let packet = &mut self.buffer[self.used..self.used + bytes + ICRC_BYTES];
-        let (body, icrc) = packet.split_at_mut(bytes);
-        let mut value = 0;
-        if self.icrc {
-            if self.prefix.packet_bytes() != bytes {
-                self.prefix = self.flow.prefix(bytes);
+    pub fn seal(&mut self, pending: Pending, flip: Option<u32>) {
+        let (bytes, length) = (pending.bytes, pending.length());
+        let packet = &mut self.buffer[self.filled..self.filled + length];
+        if pending.icrc {
+            let (body, icrc) = packet.split_at_mut(bytes);
+            let mut value = 0;
+            if self.icrc {
+                if self.prefix.packet_bytes() != bytes {
+                    self.prefix = self.flow.prefix(bytes);
+                }
+                value = self.prefix.icrc(self.count, body);
             }
-            value = self.prefix.icrc(self.count, body);
+            icrc.copy_from_slice(&value.to_le_bytes());
         }
-        icrc.copy_from_slice(&value.to_le_bytes());
         if let Some(flip) = flip {
-            let bit = flip as usize % (packet.len() * 8);
+            // Behind a frame's headers a wrong bit is for the UDP checksum, which the kernel has yet to compute.
+            let within = if pending.icrc { packet.len() } else { FRAME_HEADER_BYTES.min(packet.len()) };
+            let bit = flip as usize % (within * 8);
             // The ICRC does not cover byte 4 of the BTH (FECN, BECN): that would go unnoticed.
             let byte = if bit / 8 == 4 { 5 } else { bit / 8 };
             packet[byte] ^= 1 << (bit % 8);
         }
-        let length = bytes + ICRC_BYTES;
+        if self.refers() {
+            let part = sys::Part::of(&self.buffer[self.filled..self.filled + length]);
+            self.add_part(part);
+        }
+        self.filled += length;
+        self.note_packet(length);
+    }
+
+    fn note_packet(&mut self, length: usize) {
         self.used += length;
         self.count += 1;
         self.closed |=
             length < self.segment || self.count >= self.count_max || self.used + self.segment > BATCH_BYTES_MAX;
     }
 
+    fn add_part(&mut self, part: sys::Part) {
+        if !self.parts.last_mut().is_some_and(|last| last.join(part)) {
+            self.parts.push(part);
+        }
+    }
+
+    /// Some payload is not in the buffer.
+    #[inline]
+    pub fn refers(&self) -> bool {
+        !self.parts.is_empty()
+    }
+
+    /// Adds a frame: its headers, and the payload that `bytes` bytes at `offset` of a segment are when the batch is
+    /// sent. False: they are not inside.
+    pub fn refer(&mut self, head: &[u8], segment: &Arc<Segment>, offset: usize, bytes: usize) -> bool {
+        let Some(payload) = sys::Part::of_segment(segment, offset, bytes) else { return false };
+        if !self.refers() && self.filled > 0 {
+            self.parts.push(sys::Part::of(&self.buffer[..self.filled]));
+        }
+        let place = &mut self.buffer[self.filled..self.filled + head.len()];
+        place.copy_from_slice(head);
+        let part = sys::Part::of(place);
+        self.add_part(part);
+        self.parts.push(payload);
+        self.references.push(Reference { packet: self.count, segment: segment.clone(), offset, bytes });
+        self.filled += head.len();
+        self.note_packet(head.len() + bytes);
+        true
+    }
+
+    pub fn parts(&self) -> &[sys::Part] {
+        &self.parts
+    }
+
+    /// Copies all payload that is referred to into the packets, in `room`, which becomes the buffer. A packet whose
+    /// payload is not there any more is left out; gives the number of these.
+    pub fn copy_references(&mut self, room: &mut Box<[u8]>) -> u64 {
+        let (mut from, mut to, mut left_out) = (0, 0, 0);
+        let mut references = self.references.drain(..).peekable();
+        let (count, mut rest) = (self.count, self.used);
+        for packet in 0..count {
+            let length = rest.min(self.segment);
+            rest -= length;
+            let place = &mut room[to..to + length];
+            let reference = references.next_if(|reference| reference.packet == packet);
+            let own = length - reference.as_ref().map_or(0, |reference| reference.bytes);
+            let (head, payload) = place.split_at_mut(own);
+            head.copy_from_slice(&self.buffer[from..from + own]);
+            from += own;
+            let is_there = reference.is_none_or(|Reference { segment, offset, .. }| {
+                segment.read(offset, payload).is_ok() && !segment.poisoned()
+            });
+            to += if is_there { length } else { 0 };
+            left_out += u64::from(!is_there);
+        }
+        drop(references);
+        std::mem::swap(&mut self.buffer, room);
+        (self.filled, self.used) = (to, to);
+        self.count -= left_out as u16;
+        self.parts.clear();
+        left_out
+    }
+
     pub fn is_closed(&self) -> bool {
         self.closed
     }
 
-    /// The bytes to be sent, and the segment length if they are more than one packet.
-    pub fn unsent(&self) -> (&[u8], Option<u16>) {
-        let bytes = &self.buffer[self.skipped..self.used];
-        (bytes, (bytes.len() > self.segment).then_some(self.segment as u16))
+    /// The bytes to be sent, if none is [referred](Self::refers) to.
+    pub fn unsent(&self) -> &[u8] {
+        &self.buffer[self.skipped..self.filled]
+    }
+
+    pub fn unsent_bytes(&self) -> usize {
+        self.used - self.skipped
+    }
+
+    /// The segment length, if what is to be sent is more than one packet.
+    pub fn segment(&self) -> Option<u16> {
+        (self.unsent_bytes() > self.segment).then_some(self.segment as u16)
     }
 
     /// Packets that are to be sent, in order, with the identification that each gets.
     pub fn packets(&self) -> impl Iterator<Item = (u16, &[u8])> {
-        (0..).zip(self.unsent().0.chunks(self.segment.max(1)))
+        (0..).zip(self.unsent().chunks(self.segment.max(1)))
     }
 
     pub fn unsent_count(&self) -> u64 {
-        self.unsent().0.len().div_ceil(self.segment.max(1)) as u64
+        self.unsent_bytes().div_ceil(self.segment.max(1)) as u64
     }
 
     /// The first packet to be sent as a datagram of its own: with the ICRC for the identification 0.
@@ -114,7 +237,7 @@ impl Batch {
         let end = self.used.min(self.skipped + self.segment);
         let packet = &mut self.buffer[self.skipped..end];
         let body = packet.len().checked_sub(ICRC_BYTES).filter(|&bytes| bytes > 0)?;
-        if self.icrc {
+        if self.icrc && !is_frame(packet) {
             let value = self.flow.icrc(0, &packet[..body]);
             packet[body..].copy_from_slice(&value.to_le_bytes());
         }
@@ -136,6 +259,8 @@ pub(crate) struct Outbox {
     queue: Vec<Slot>,
     /// The batch of the last packet: most packets go where the last one went.
     current: Option<Slot>,
+    /// A buffer beside those of the batches.
+    room: Box<[u8]>,
 }
 
 impl Outbox {
@@ -146,7 +271,10 @@ impl Outbox {
         let flow = Flow { addresses, source_port: 0 };
         let batch = || Batch {
             buffer: vec![0; BATCH_BYTES_MAX].into_boxed_slice(),
+            filled: 0,
             used: 0,
+            parts: Vec::with_capacity(PART_COUNT_MAX),
+            references: Vec::with_capacity(BATCH_PACKET_COUNT_MAX.into()),
             singly: false,
             skipped: 0,
             count: 0,
@@ -165,6 +293,7 @@ impl Outbox {
             free: (0..BATCH_COUNT_MAX).rev().collect(),
             queue: Vec::with_capacity(BATCH_COUNT_MAX),
             current: None,
+            room: vec![0; BATCH_BYTES_MAX].into_boxed_slice(),
         }
     }
 
@@ -199,6 +328,7 @@ impl Outbox {
     pub fn open(&mut self, key: Key, traffic_class: u8, length: usize, entry: &Entry, port: u16) -> Option<Slot> {
         let slot = self.free.pop()?;
         let batch = &mut self.batches[slot];
+        batch.filled = 0;
         batch.used = 0;
         batch.singly = false;
         batch.skipped = 0;
@@ -210,7 +340,7 @@ impl Outbox {
         batch.closed = false;
         batch.icrc = entry.peer.icrc;
         batch.flow = Flow { addresses: entry.outward, source_port: port };
-        batch.prefix = batch.flow.prefix(length - ICRC_BYTES);
+        batch.prefix = batch.flow.prefix(length.saturating_sub(ICRC_BYTES));
         batch.to = entry.to;
         self.queue.push(slot);
         self.current = Some(slot);
@@ -220,7 +350,17 @@ impl Outbox {
     /// The place for a packet of `bytes` behind those in the batch.
     pub fn place(&mut self, pending: Pending) -> &mut [u8] {
         let batch = &mut self.batches[pending.slot];
-        &mut batch.buffer[batch.used..batch.used + pending.bytes]
+        &mut batch.buffer[batch.filled..batch.filled + pending.bytes]
+    }
+
+    /// The first batch of the queue that refers to payload.
+    pub fn referring(&self) -> Option<Slot> {
+        self.queue.iter().copied().find(|&slot| self.batches[slot].refers())
+    }
+
+    /// Copies the payload that a batch refers to into it; gives the number of packets whose payload was not there.
+    pub fn copy_references(&mut self, slot: Slot) -> u64 {
+        self.batches[slot].copy_references(&mut self.room)
     }
 
     pub fn is_empty(&self, slot: Slot) -> bool {
@@ -243,6 +383,8 @@ impl Outbox {
 
     /// Sent, or given up.
     pub fn release(&mut self, slot: Slot) {
+        self.batches[slot].parts.clear();
+        self.batches[slot].references.clear();
         self.queue.retain(|&other| other != slot);
         self.free.push(slot);
         if self.current == Some(slot) {
@@ -260,7 +402,8 @@ mod tests {
 
     fn peers() -> Peers {
         let (local, address) = ([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
-        let peer = Peer { address, local, icrc: true, external: false, path_mtu_bytes: 4096 };
+        let peer =
+            Peer { address, local, icrc: true, external: false, path_mtu_bytes: 4096, frames: true, frame_bytes: 4096 };
         let mut peers = Peers::default();
         assert!(peers.set(PeerIndex(0), peer, 0, true));
         peers
@@ -272,8 +415,9 @@ mod tests {
         let slot = outbox.open(KEY, 0, lengths[0] + ICRC_BYTES, entry, 0xc000).expect("free");
         for (number, &bytes) in lengths.iter().enumerate() {
             assert_eq!(outbox.find(KEY, 0, bytes + ICRC_BYTES), Some((slot, true)));
-            outbox.place(Pending { slot, bytes }).fill(number as u8);
-            outbox.batch_mut(slot).seal(bytes, None);
+            let pending = Pending { slot, bytes, icrc: true };
+            outbox.place(pending).fill(number as u8);
+            outbox.batch_mut(slot).seal(pending, None);
         }
         slot
     }
@@ -290,7 +434,7 @@ mod tests {
         let slot = filled(&mut outbox, &peers, &lengths);
         let batch = outbox.batch_mut(slot);
         assert!(batch.is_closed());
-        assert_eq!((batch.unsent_count(), batch.unsent().1), (4, Some(304)));
+        assert_eq!((batch.unsent_count(), batch.segment()), (4, Some(304)));
         assert!(batch.packets().all(|(identification, packet)| is_good(batch, identification, packet)));
         for (number, bytes) in lengths.into_iter().enumerate() {
             assert_eq!(batch.unsent_count(), 4 - number as u64);

@@ -13,8 +13,10 @@ pub struct WireCounters {
     /// System calls that brought something.
     pub batches_received: u64,
 
-    /// Dropped: the ICRC does not match, for any IP identification that this peer may use.
+    /// Dropped: the ICRC does not match, for any IP identification that this peer may use; or a frame's CRC.
     pub bad_icrc: u64,
+    /// Dropped: a frame of a peer that none were agreed on with.
+    pub unwanted_frames: u64,
     /// Dropped: shorter than a BTH and an ICRC, or longer than the receive buffer.
     pub truncated: u64,
     /// Dropped: from an address that is no peer's.
@@ -40,6 +42,8 @@ pub struct WireCounters {
     pub send_denied: u64,
     /// Calls that failed for another reason.
     pub send_other: u64,
+    /// Packets dropped because their payload was not there any more when they were sent.
+    pub send_memory_gone: u64,
     /// Batches that the kernel could not cut up on this route and that were sent packet by packet.
     pub segmentation_refused: u64,
 

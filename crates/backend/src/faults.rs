@@ -27,7 +27,7 @@ pub struct Faults {
     /// Held back for `delay_ns`.
     pub delay_ppm: u32,
     pub delay_ns: u64,
-    /// One bit is inverted, anywhere in the packet or its ICRC.
+    /// One bit is inverted, anywhere in the packet or its ICRC; of a frame, in its headers.
     pub corrupt_ppm: u32,
 }
 
@@ -50,6 +50,8 @@ pub(crate) struct Held {
     pub flow: u32,
     pub traffic_class: u8,
     pub bytes: usize,
+    /// It is no frame.
+    pub icrc: bool,
     pub flip: Option<u32>,
     /// It is out; its place is freed when its time comes.
     gone: bool,
@@ -70,7 +72,8 @@ pub(crate) struct Injector {
 
 impl Injector {
     pub fn new(faults: Faults) -> Self {
-        let nothing = Held { to: PeerIndex(0), flow: 0, traffic_class: 0, bytes: 0, flip: None, gone: true };
+        let nothing =
+            Held { to: PeerIndex(0), flow: 0, traffic_class: 0, bytes: 0, icrc: true, flip: None, gone: true };
         Self {
             faults,
             random: faults.seed,
@@ -175,8 +178,8 @@ impl Injector {
 }
 
 impl Held {
-    pub fn new(to: PeerIndex, flow: u32, traffic_class: u8, bytes: usize, flip: Option<u32>) -> Self {
-        Self { to, flow, traffic_class, bytes, flip, gone: false }
+    pub fn new(to: PeerIndex, flow: u32, traffic_class: u8, (bytes, icrc): (usize, bool), flip: Option<u32>) -> Self {
+        Self { to, flow, traffic_class, bytes, icrc, flip, gone: false }
     }
 }
 
@@ -215,7 +218,7 @@ mod tests {
     fn holding_is_bounded_and_in_order() {
         let mut injector = Injector::new(Faults::default());
         let now = Instant::now();
-        let held = |flow| Held::new(PeerIndex(0), flow, 0, 4, None);
+        let held = |flow| Held::new(PeerIndex(0), flow, 0, (4, true), None);
         for flow in 0..HELD_COUNT_MAX as u32 {
             assert!(injector.hold(held(flow), &flow.to_be_bytes(), now, None));
         }

@@ -25,6 +25,10 @@ pub struct Peer {
     pub external: bool,
     /// Largest payload of a packet to it: 256 to 4096. Lowered when a send turns out too long for the route.
     pub path_mtu_bytes: u16,
+    /// Both routers agreed on [frames](freeflow_wire::frame).
+    pub frames: bool,
+    /// Payload of a whole frame to it; 0: none are sent. Lowered as `path_mtu_bytes` is.
+    pub frame_bytes: u16,
 }
 
 pub(crate) struct Entry {

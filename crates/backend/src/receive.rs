@@ -3,6 +3,7 @@ use crate::capture::{Captured, Direction};
 use crate::peers::PeerIndex;
 use crate::sys::{self, Arrival};
 use crate::udp::{Udp, now_ns};
+use freeflow_wire::frame::{is_frame, is_intact};
 use freeflow_wire::icrc::{Flow, Prefix};
 use freeflow_wire::{BTH_BYTES, ICRC_BYTES, UDP_PORT};
 use std::io;
@@ -22,7 +23,7 @@ const IN_A_ROW_COUNT_MAX: u32 = 32;
 #[derive(Clone, Copy, Debug)]
 pub struct Received<'a> {
     pub from: PeerIndex,
-    /// BTH to padding.
+    /// BTH to padding; of a frame, to its end.
     pub packet: &'a [u8],
     pub source: IpAddr,
     pub source_port: u16,
@@ -160,9 +161,10 @@ impl Udp {
             }
             datagram.expected = found.unwrap_or(expected).wrapping_add(self.inbox.step);
             if found.is_some() {
+                let whole = &datagram.buffer[begin..end];
                 return Some(Received {
                     from: datagram.from,
-                    packet: &datagram.buffer[begin..end - ICRC_BYTES],
+                    packet: if is_frame(whole) { whole } else { &whole[..whole.len() - ICRC_BYTES] },
                     source: arrival.source.ip(),
                     source_port: arrival.source.port(),
                     destination: datagram.destination,
@@ -263,6 +265,10 @@ impl Udp {
             self.counters.unknown_source += 1;
             return None;
         };
+        if is_frame(whole) {
+            let agreed = entry.peer.frames;
+            return self.verify_frame(agreed, expected, whole);
+        }
         let received = u32::from_le_bytes(*icrc);
         if !entry.peer.icrc && received == 0 {
             return Some(expected);
@@ -279,6 +285,18 @@ impl Udp {
             .filter(|&identification| entry.peer.external || identification < FREEFLOW_IDENTIFICATION_COUNT);
         self.counters.bad_icrc += u64::from(found.is_none());
         found
+    }
+
+    /// As [`verify`](Self::verify). Nothing in it depends on the identification.
+    #[inline]
+    fn verify_frame(&mut self, agreed: bool, expected: u16, whole: &[u8]) -> Option<u16> {
+        if !agreed {
+            self.counters.unwanted_frames += 1;
+            return None;
+        }
+        let intact = is_intact(whole);
+        self.counters.bad_icrc += u64::from(!intact);
+        intact.then_some(expected)
     }
 
     #[cold]

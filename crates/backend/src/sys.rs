@@ -1,6 +1,7 @@
 //! The system calls that the standard library lacks: socket options, sendmsg and recvmsg with control messages.
 //! The only unsafe code of this crate; nothing here keeps a pointer beyond its call.
 #![allow(unsafe_code)]
+use freeflow_shm::Segment;
 use std::io;
 use std::mem::{self, MaybeUninit};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -115,6 +116,39 @@ pub fn random() -> io::Result<u64> {
     if count == bytes.len() as isize { Ok(u64::from_ne_bytes(bytes)) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Bytes to send: of a buffer, or of memory that other processes write meanwhile. As the kernel's `iovec`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Part {
+    address: usize,
+    pub bytes: usize,
+}
+
+const _: () = assert!(
+    size_of::<Part>() == size_of::<libc::iovec>()
+        && mem::offset_of!(Part, address) == mem::offset_of!(libc::iovec, iov_base)
+        && mem::offset_of!(Part, bytes) == mem::offset_of!(libc::iovec, iov_len)
+);
+
+impl Part {
+    pub fn of(bytes: &[u8]) -> Self {
+        Self { address: bytes.as_ptr().expose_provenance(), bytes: bytes.len() }
+    }
+
+    /// Of a segment, which is mapped at that address as long as somebody holds it. `None`: not inside.
+    pub fn of_segment(segment: &Segment, offset: usize, bytes: usize) -> Option<Self> {
+        let end = offset.checked_add(bytes)?;
+        (end <= segment.bytes()).then(|| Self { address: segment.address() + offset, bytes })
+    }
+
+    /// Takes in what follows this part in the same buffer; false if it does not.
+    pub fn join(&mut self, next: Self) -> bool {
+        let follows = self.address + self.bytes == next.address;
+        self.bytes += if follows { next.bytes } else { 0 };
+        follows
+    }
+}
+
 /// Sends `bytes` without waiting: one datagram, or, with `segment_bytes`, as many as that makes. `traffic_class`: the
 /// whole ToS or traffic-class byte, where it is not the socket's.
 pub fn send(
@@ -124,15 +158,28 @@ pub fn send(
     segment_bytes: Option<u16>,
     traffic_class: Option<u8>,
 ) -> io::Result<()> {
+    send_parts(socket, &[Part::of(bytes)], to, segment_bytes, traffic_class)
+}
+
+/// The same of bytes that lie in several places. EFAULT: some of them are not there; nothing was sent.
+///
+/// The kernel reads them by their addresses, and answers EFAULT where nothing is mapped: nothing here depends on what
+/// the parts name.
+pub fn send_parts(
+    socket: BorrowedFd<'_>,
+    parts: &[Part],
+    to: &Address,
+    segment_bytes: Option<u16>,
+    traffic_class: Option<u8>,
+) -> io::Result<()> {
     let (name, name_length) = to.as_raw();
-    let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
     let mut control = MaybeUninit::<Control>::uninit();
     // SAFETY: all zeros is a valid msghdr: null pointers with lengths of zero.
     let mut message: libc::msghdr = unsafe { mem::zeroed() };
     message.msg_name = name.cast_mut();
     message.msg_namelen = name_length;
-    message.msg_iov = &mut part;
-    message.msg_iovlen = 1;
+    message.msg_iov = parts.as_ptr().cast_mut().cast();
+    message.msg_iovlen = parts.len() as _;
     message.msg_control = control.as_mut_ptr().cast();
     let mut used = 0;
     if let Some(segment) = segment_bytes {
@@ -150,8 +197,8 @@ pub fn send(
         message.msg_control = std::ptr::null_mut();
     }
     loop {
-        // SAFETY: `message` points to a name, one iovec and control bytes that are initialised up to their lengths and
-        // live through the call; the kernel only reads them.
+        // SAFETY: `message` points to a name, iovecs and control bytes that are initialised up to their lengths and
+        // live through the call; the kernel only reads them, and what the iovecs name.
         let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
         if sent >= 0 {
             return Ok(());

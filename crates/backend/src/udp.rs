@@ -7,21 +7,28 @@ use crate::batch::{Key, Outbox, Pending};
 use crate::capture::{CaptureSink, Captured, Direction};
 use crate::counters::WireCounters;
 use crate::faults::{Faults, Held, Injector};
+use crate::path::{forbid_fragments, link_mtu, packet_payload, path_mtu};
 use crate::peers::{Peer, PeerIndex, Peers};
 use crate::receive::{Inbox, Listener};
 use crate::sys;
-use freeflow_wire::{BTH_BYTES, HEADER_BYTES_MAX, ICRC_BYTES, PAYLOAD_BYTES_MAX, UDP_PORT};
+use freeflow_shm::Segment;
+use freeflow_wire::frame::{self, FRAME_HEADER_BYTES, FRAME_PAYLOAD_BYTES_MAX};
+use freeflow_wire::{BTH_BYTES, HEADER_BYTES_MAX, PAYLOAD_BYTES_MAX, UDP_PORT};
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
-/// Longest packet, bytes: headers, payload and padding, without the ICRC.
-pub const PACKET_BYTES_MAX: usize = HEADER_BYTES_MAX + PAYLOAD_BYTES_MAX;
+/// Longest packet, bytes: headers, payload and padding, without the ICRC. It is a frame.
+pub const PACKET_BYTES_MAX: usize = FRAME_HEADER_BYTES + FRAME_PAYLOAD_BYTES_MAX;
+const _: () = assert!(PACKET_BYTES_MAX >= HEADER_BYTES_MAX + PAYLOAD_BYTES_MAX);
 /// Bytes of a burst that [`Udp::has_room`] is about. The packets of messages make no more batches than
 /// four: first, equal ones, last.
 pub const BURST_BYTES_MAX: usize = 1 << 16;
 const BURST_BATCH_COUNT: usize = 4;
+/// Payload of less is copied faster than referred to: the kernel takes each piece by itself.
+pub const REFERENCE_BYTES_MIN: usize = 2048;
 /// Batches that may wait for one full socket: the others stay for the rest.
 const BLOCKED_BATCH_COUNT_MAX: usize = 2 * BURST_BATCH_COUNT;
 /// Addresses of one host, at most.
@@ -33,11 +40,6 @@ const SOURCE_PORT_BASE: u16 = 0xc000;
 const SOURCE_PORT_RANGE: u16 = 0x4000;
 /// Hop limit of what is sent.
 pub(crate) const HOP_LIMIT: u8 = 64;
-/// Bytes of a path's MTU beyond the payload: IP, UDP, headers, ICRC, with some to spare, as rxe
-/// reckons.
-const MTU_HEADROOM_BYTES: u32 = 80;
-const MTU_BYTES: [u16; 5] = [4096, 2048, 1024, 512, 256];
-
 /// How [`Udp::open`] opens.
 #[derive(Clone, Debug)]
 pub struct UdpConfig {
@@ -56,6 +58,8 @@ pub struct UdpConfig {
     /// Firewall mark of what is sent (SO_MARK), which takes CAP_NET_ADMIN or, from Linux 5.17 on,
     /// CAP_NET_RAW; none if 0.
     pub mark: u32,
+    /// There may be peers with [frames](freeflow_wire::frame): what is sent has a UDP checksum.
+    pub frames: bool,
 }
 
 impl UdpConfig {
@@ -70,6 +74,7 @@ impl UdpConfig {
             send_buffer_bytes: 4 << 20,
             receive_buffer_bytes: 16 << 20,
             mark: 0,
+            frames: false,
         }
     }
 }
@@ -191,12 +196,69 @@ impl Udp {
     /// If `bytes` is less than a BTH or more than [`PACKET_BYTES_MAX`].
     #[inline]
     pub fn reserve(&mut self, to: PeerIndex, flow: u32, traffic_class: u8, bytes: usize) -> Option<&mut [u8]> {
+        self.reserve_with(to, flow, traffic_class, (bytes, true))
+    }
+
+    /// The same for a frame, which has no ICRC.
+    #[inline]
+    pub fn reserve_frame(&mut self, to: PeerIndex, flow: u32, traffic_class: u8, bytes: usize) -> Option<&mut [u8]> {
+        self.reserve_with(to, flow, traffic_class, (bytes, false))
+    }
+
+    #[inline]
+    fn reserve_with(
+        &mut self,
+        to: PeerIndex,
+        flow: u32,
+        traffic_class: u8,
+        (bytes, icrc): (usize, bool),
+    ) -> Option<&mut [u8]> {
         assert!((BTH_BYTES..=PACKET_BYTES_MAX).contains(&bytes), "a packet of {bytes} bytes");
         self.abandon();
-        let slot = self.slot_for(to, flow, traffic_class, bytes + ICRC_BYTES)?;
-        let pending = Pending { slot, bytes };
+        let mut pending = Pending { slot: 0, bytes, icrc };
+        pending.slot = self.slot_for(to, flow, traffic_class, pending.length())?;
         self.pending = Some((pending, to, flow, traffic_class));
         Some(self.outbox.place(pending))
+    }
+
+    /// Whether frames to a peer, with so much payload each, are better [referred](Self::refer) to.
+    #[inline]
+    pub fn refers(&self, to: PeerIndex, payload_bytes: usize) -> bool {
+        payload_bytes >= REFERENCE_BYTES_MIN
+            && self.faults.is_none()
+            && self.capture.is_none()
+            && self.peers.get(to).is_some_and(|entry| entry.gso)
+    }
+
+    /// Adds a frame whose payload is `bytes` bytes at `offset` of a segment, as they are when it is sent: by the next
+    /// [`flush`](Self::flush) at the latest. Where `refers` says no, it is an error of the caller's. False: no
+    /// room, or no such peer, as for [`reserve`](Self::reserve); or the bytes are not inside the segment.
+    #[inline]
+    pub fn refer(
+        &mut self,
+        to: PeerIndex,
+        (flow, traffic_class): (u32, u8),
+        head: &[u8],
+        segment: &Arc<Segment>,
+        (offset, bytes): (usize, usize),
+    ) -> bool {
+        debug_assert!(self.refers(to, REFERENCE_BYTES_MIN) && frame::is_frame(head));
+        self.abandon();
+        let Some(slot) = self.slot_for(to, flow, traffic_class, head.len() + bytes) else { return false };
+        let batch = self.outbox.batch_mut(slot);
+        let is_inside = batch.refer(head, segment, offset, bytes);
+        if batch.is_closed() && !self.is_blocked(slot) {
+            self.send(slot);
+        } else if !is_inside && self.outbox.is_empty(slot) {
+            self.outbox.release(slot);
+        }
+        is_inside
+    }
+
+    /// Whether something that is batched is in segments still.
+    #[inline]
+    pub fn has_references(&self) -> bool {
+        self.outbox.referring().is_some()
     }
 
     /// Whether there is room for a burst of packets with up to [`BURST_BYTES_MAX`] bytes in all:
@@ -215,7 +277,7 @@ impl Udp {
     pub fn commit(&mut self) {
         let Some((pending, to, flow, traffic_class)) = self.pending.take() else { return };
         if self.faults.is_some() {
-            self.commit_with_faults(pending, Held::new(to, flow, traffic_class, pending.bytes, None));
+            self.commit_with_faults(pending, Held::new(to, flow, traffic_class, (pending.bytes, pending.icrc), None));
         } else {
             self.seal(pending, None);
         }
@@ -245,6 +307,9 @@ impl Udp {
                 at += 1;
             }
         }
+        while let Some(slot) = self.outbox.referring() {
+            self.copy_references(slot);
+        }
     }
 
     /// Something is batched that [`flush`](Self::flush) would send.
@@ -258,7 +323,7 @@ impl Udp {
 
     /// Injects faults from now on, or no more; what the ones before held back is sent now.
     pub fn set_faults(&mut self, faults: Option<Faults>) {
-        self.abandon();
+        self.flush();
         while let Some((_, slot)) = self.faults.as_mut().and_then(|injector| injector.next()) {
             if !self.release(slot) {
                 break;
@@ -287,6 +352,7 @@ impl Udp {
 
     /// Shows every packet sent and received to `sink` from now on.
     pub fn set_capture(&mut self, sink: Option<Box<dyn CaptureSink>>) {
+        self.flush();
         self.capture = sink;
     }
 
@@ -343,7 +409,7 @@ impl Udp {
     #[inline]
     fn seal(&mut self, pending: Pending, flip: Option<u32>) {
         let batch = self.outbox.batch_mut(pending.slot);
-        batch.seal(pending.bytes, flip);
+        batch.seal(pending, flip);
         if batch.is_closed() && !self.is_blocked(pending.slot) {
             self.send(pending.slot);
         }
@@ -366,12 +432,16 @@ impl Udp {
             return self.send_singly(slot);
         }
         let lane = &mut self.lanes[usize::from(batch.key.lane)];
-        let (bytes, segment) = batch.unsent();
+        let segment = batch.segment();
         let class = (batch.traffic_class != self.config.dscp << 2).then_some(batch.traffic_class);
-        match sys::send(lane.socket.as_fd(), bytes, &batch.to, segment, class) {
+        let result = match batch.refers() {
+            false => sys::send(lane.socket.as_fd(), batch.unsent(), &batch.to, segment, class),
+            true => sys::send_parts(lane.socket.as_fd(), batch.parts(), &batch.to, segment, class),
+        };
+        match result {
             Ok(()) => {
                 self.counters.packets_sent += batch.unsent_count();
-                self.counters.bytes_sent += bytes.len() as u64;
+                self.counters.bytes_sent += batch.unsent_bytes() as u64;
                 self.counters.batches_sent += 1;
                 if self.capture.is_some() {
                     self.capture_sent(slot, usize::MAX);
@@ -382,8 +452,14 @@ impl Udp {
                 self.counters.send_blocked += 1;
                 return false;
             }
+            // Payload that it refers to is not there any more: the packets of which it is are still to go.
+            Err(error) if batch.refers() && error.raw_os_error() == Some(libc::EFAULT) => {
+                self.copy_references(slot);
+                return self.outbox.is_empty(slot) || self.send(slot);
+            }
             // The route's interface can't have it cut: no checksum offload, a transformation on the way.
             Err(error) if segment.is_some() && is_refusal(&error) => {
+                self.copy_references(slot);
                 self.segment_no_more(slot);
                 return self.send_singly(slot);
             }
@@ -391,6 +467,19 @@ impl Udp {
         }
         self.outbox.release(slot);
         true
+    }
+
+    /// From now on the batch needs no memory but its own. A packet whose payload is not there is lost; one of which
+    /// nothing is left frees its buffer.
+    #[cold]
+    fn copy_references(&mut self, slot: usize) {
+        if !self.outbox.batch(slot).refers() {
+            return;
+        }
+        self.counters.send_memory_gone += self.outbox.copy_references(slot);
+        if self.outbox.is_empty(slot) {
+            self.outbox.release(slot);
+        }
     }
 
     /// This batch is to be sent packet by packet, and later ones to its peer have one packet each.
@@ -443,9 +532,11 @@ impl Udp {
         self.counters.count_send_error(error, batch.unsent_count());
         if error.raw_os_error() == Some(libc::EMSGSIZE)
             && let Some(entry) = self.peers.get_mut(PeerIndex(batch.key.peer))
-            && let Ok(bytes) = path_mtu(entry.peer.local, entry.peer.address)
+            && let Ok(bytes) = link_mtu(entry.peer.local, entry.peer.address)
         {
-            entry.peer.path_mtu_bytes = entry.peer.path_mtu_bytes.min(bytes);
+            entry.peer.path_mtu_bytes = entry.peer.path_mtu_bytes.min(packet_payload(bytes));
+            let frame_bytes = frame::payload_bytes(bytes, entry.peer.local.is_ipv4()).unwrap_or(0);
+            entry.peer.frame_bytes = entry.peer.frame_bytes.min(frame_bytes);
         }
     }
 
@@ -504,22 +595,23 @@ impl Udp {
     }
 
     /// Puts a packet that was held back into its batch. False: there is no room.
-    fn release(&mut self, slot: u16) -> bool {
+    fn release(&mut self, number: u16) -> bool {
         let Some(injector) = &self.faults else { return false };
-        let (held, _) = injector.packet(slot);
+        let (held, _) = injector.packet(number);
         if self.peers.get(held.to).is_some() {
-            let length = held.bytes + ICRC_BYTES;
-            let Some(place) = self.slot_for(held.to, held.flow, held.traffic_class, length) else { return false };
-            let pending = Pending { slot: place, bytes: held.bytes };
+            let mut pending = Pending { slot: 0, bytes: held.bytes, icrc: held.icrc };
+            let slot = self.slot_for(held.to, held.flow, held.traffic_class, pending.length());
+            let Some(slot) = slot else { return false };
+            pending.slot = slot;
             if let Some(injector) = &self.faults {
-                self.outbox.place(pending).copy_from_slice(injector.packet(slot).1);
+                self.outbox.place(pending).copy_from_slice(injector.packet(number).1);
             }
             self.seal(pending, held.flip);
         } else {
             self.counters.unknown_peer += 1;
         }
         if let Some(injector) = &mut self.faults {
-            injector.gone(slot);
+            injector.gone(number);
         }
         true
     }
@@ -558,31 +650,6 @@ fn is_refusal(error: &io::Error) -> bool {
 pub(crate) fn now_ns() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
-}
-
-/// The largest payload of a packet that gets from one address to another whole, as the kernel's routes say now.
-///
-/// # Errors
-/// No such address here, or no route.
-pub fn path_mtu(local: IpAddr, remote: IpAddr) -> io::Result<u16> {
-    let probe = UdpSocket::bind((local, 0))?;
-    forbid_fragments(&probe, local)?;
-    probe.connect((remote, UDP_PORT))?;
-    let bytes = if local.is_ipv4() {
-        sys::option(probe.as_fd(), libc::IPPROTO_IP, libc::IP_MTU)?
-    } else {
-        sys::option(probe.as_fd(), libc::IPPROTO_IPV6, libc::IPV6_MTU)?
-    };
-    let fits = |mtu: &u16| i64::from(*mtu) + i64::from(MTU_HEADROOM_BYTES) <= i64::from(bytes);
-    Ok(MTU_BYTES.into_iter().find(fits).unwrap_or(256))
-}
-
-fn forbid_fragments(socket: &UdpSocket, address: IpAddr) -> io::Result<()> {
-    if address.is_ipv4() {
-        sys::set_option(socket.as_fd(), libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)
-    } else {
-        sys::set_option(socket.as_fd(), libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)
-    }
 }
 
 /// Sets a buffer's size, past the system's limit where we may.
@@ -658,8 +725,8 @@ fn prepare_lane(socket: &UdpSocket, address: IpAddr, config: &UdpConfig) -> io::
         sys::set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS, i32::from(HOP_LIMIT))?;
     }
     // Without segmentation the checksum is left zero as by other RoCEv2 ends. With it the kernel wants one (interfaces
-    // compute it), and GRO puts nothing together that has none.
-    if !config.gso {
+    // compute it), and GRO puts nothing together that has none. Frames have no other for their payload.
+    if !config.gso && !config.frames {
         if address.is_ipv4() {
             sys::set_option(fd, libc::SOL_SOCKET, libc::SO_NO_CHECK, 1)?;
         } else {

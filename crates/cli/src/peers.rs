@@ -100,7 +100,8 @@ fn list(run_dir: &RunDir, format: Format) -> Result<()> {
         ));
         return Ok(());
     }
-    let mut rows = vec![["HOST", "ADDRESS", "STATE", "ROUND TRIP", "ADDRESSES", "ICRC"].map(String::from).to_vec()];
+    let mut rows =
+        vec![["HOST", "ADDRESS", "STATE", "ROUND TRIP", "ADDRESSES", "ICRC", "FRAMES"].map(String::from).to_vec()];
     rows.extend(status.peers.iter().map(row));
     output::table(&rows);
     let refused: u64 = status.peers.iter().map(|peer| peer.counters.refused_announcements).sum();
@@ -117,13 +118,15 @@ fn list(run_dir: &RunDir, format: Format) -> Result<()> {
 
 fn row(peer: &PeerStatus) -> Vec<String> {
     let is_up = peer.state == "up";
+    let yes = |yes: bool| if !is_up { "-" } else { ["no", "yes"][usize::from(yes)] }.to_string();
     vec![
         peer.host.clone(),
         peer.address.to_string(),
         format!("{} {}", peer.state, output::duration(peer.state_s)),
         peer.rtt_us.map_or("-".to_string(), |rtt_us| format!("{:.2} ms", rtt_us as f64 / 1000.0)),
         peer.route_count.to_string(),
-        if !is_up { "-" } else { ["no", "yes"][usize::from(peer.icrc)] }.to_string(),
+        yes(peer.icrc),
+        yes(peer.frames),
     ]
 }
 

@@ -36,6 +36,7 @@ struct Host<'a> {
     address: IpAddr,
     external: bool,
     mtu: u16,
+    frame_bytes: u16,
     qp_count: u32,
     counters: Counts<'a>,
 }
@@ -70,6 +71,7 @@ impl<'a> Wire<'a> {
             address: host.address,
             external: host.external,
             mtu: host.mtu,
+            frame_bytes: host.frame_bytes,
             qp_count: host.qp_count,
             counters: counts(&host.counters),
         });
@@ -124,13 +126,15 @@ fn status(run_dir: &RunDir, format: Format) -> Result<()> {
     if let Some(faults) = &wire.faults {
         output::line(format!("Faults injected: {}", describe(faults)));
     }
-    let mut rows = vec![["HOST", "ADDRESS", "KIND", "MTU", "QPS", "OUT", "IN", "AGAIN"].map(String::from).to_vec()];
+    let mut rows =
+        vec![["HOST", "ADDRESS", "KIND", "MTU", "FRAMES", "QPS", "OUT", "IN", "AGAIN"].map(String::from).to_vec()];
     rows.extend(wire.hosts.iter().map(|host| {
         vec![
             host.number.to_string(),
             host.address.to_string(),
             if host.external { "external" } else { "freeflow" }.into(),
             host.mtu.to_string(),
+            if host.frame_bytes == 0 { "-".into() } else { host.frame_bytes.to_string() },
             host.qp_count.to_string(),
             output::bytes(of(&host.counters, "sent_bytes")),
             output::bytes(of(&host.counters, "rcvd_bytes")),

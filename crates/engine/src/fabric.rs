@@ -2,6 +2,7 @@
 //! packets, the QPs behind QPNs.
 use freeflow_verbs::{Gid, NetworkId, QpType, Qpn};
 use freeflow_wire::HeaderBytes;
+use freeflow_wire::frame::is_frame;
 use serde::{Deserialize, Serialize};
 
 /// Another host: a router that is trusted, or an external RDMA machine. Numbers are the
@@ -23,6 +24,8 @@ pub struct Destination {
     pub hop_limit: u8,
     /// Largest payload that fits the way there, bytes: 256 … 4096.
     pub mtu: u16,
+    /// The host takes [frames](freeflow_wire::frame): payload of a whole one. 0: it does not.
+    pub frame_bytes: u16,
 }
 
 /// Where messages to an address go.
@@ -82,13 +85,20 @@ pub struct PacketHead {
 impl PacketHead {
     /// `header.pad` is set to what the payload needs.
     pub fn new(mut header: freeflow_wire::Header, payload_bytes: usize) -> Self {
-        header.pad = (payload_bytes.wrapping_neg() & 3) as u8;
+        header.pad = if header.frame.is_some() { 0 } else { (payload_bytes.wrapping_neg() & 3) as u8 };
         Self { header: header.encode(), payload_bytes: payload_bytes as u16 }
+    }
+
+    /// Whether it is a frame: there is neither padding nor an ICRC behind the payload.
+    pub fn is_frame(&self) -> bool {
+        is_frame(&self.header.bytes)
     }
 
     /// Bytes of the packet, without the ICRC.
     pub fn bytes(&self) -> usize {
-        usize::from(self.header.length) + usize::from(self.payload_bytes).next_multiple_of(4)
+        let payload_bytes = usize::from(self.payload_bytes);
+        usize::from(self.header.length)
+            + if self.is_frame() { payload_bytes } else { payload_bytes.next_multiple_of(4) }
     }
 }
 

@@ -451,6 +451,8 @@ pub struct PeerStatus {
     pub rtt_us: Option<u64>,
     /// Packets between the two hosts carry an ICRC.
     pub icrc: bool,
+    /// Packets of RC between the two hosts are frames.
+    pub frames: bool,
     /// Addresses that are on that host.
     pub route_count: u32,
     /// Its counts.
@@ -547,6 +549,8 @@ pub struct WireHost {
     pub external: bool,
     /// Largest payload of a packet on the way there, bytes.
     pub mtu: u16,
+    /// The same of a frame; 0: there are none.
+    pub frame_bytes: u16,
     /// QPs with a peer there.
     pub qp_count: u32,
     /// Sums over these QPs.

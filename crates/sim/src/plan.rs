@@ -46,6 +46,8 @@ pub struct Plan {
     pub repost_ns_max: u64,
     /// vNICs are held to rates, here and there.
     pub shaped: bool,
+    /// Of each host: the payload of the frames that it sends; 0: it sends packets of the standard.
+    pub frames: Vec<u16>,
 }
 
 #[derive(Clone, Debug)]
@@ -102,6 +104,7 @@ impl Plan {
             faults,
             repost_ns_max: rng.pick(&[0, 50_000, 2 * MS]),
             shaped: false,
+            frames: frames(seed, hosts),
         }
     }
 
@@ -120,6 +123,16 @@ impl Plan {
         };
         plan
     }
+}
+
+/// Half of the seeds have hosts with frames, most of these beside hosts without.
+fn frames(seed: u64, hosts: usize) -> Vec<u16> {
+    // Of its own: the rest of a seed stays what it was.
+    let mut rng = Rng::for_part(seed, 15);
+    if rng.one_in(2) {
+        return vec![0; hosts];
+    }
+    (0..hosts).map(|_| rng.pick(&[0, 256, 320, 1408, 4096, 8192])).collect()
 }
 
 fn host_model(rng: &mut Rng) -> HostModel {

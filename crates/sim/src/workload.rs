@@ -22,6 +22,9 @@ impl Run {
     pub fn new(plan: Plan, traces: bool) -> Self {
         let mut sim = Sim::new(plan.seed, plan.hosts, plan.host_model);
         sim.trace = traces.then(Vec::new);
+        for (host, &bytes) in sim.hosts.iter_mut().zip(&plan.frames) {
+            host.world.frame_bytes = bytes;
+        }
         if let Some(bytes) = plan.host_bytes_max {
             sim.hosts.iter_mut().for_each(|host| host.engine.set_host_bytes_max(bytes));
         }

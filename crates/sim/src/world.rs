@@ -8,6 +8,7 @@ use crate::rng::Rng;
 use freeflow_engine::*;
 use freeflow_verbs::*;
 use freeflow_wire::Header;
+use freeflow_wire::frame::FRAME_PAYLOAD_BYTES_MAX;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// A host that nobody has for a peer.
@@ -66,6 +67,8 @@ pub struct World {
     /// Host of each address, of all hosts, as every control plane announces them.
     pub addresses: BTreeMap<(NetworkId, Gid), HostId>,
     pub path_mtu_max: u16,
+    /// Payload of the frames that this host sends; 0: packets of the standard alone. Every host takes both.
+    pub frame_bytes: u16,
     /// QPs behind QPNs of other hosts (`None`: there is no such QP).
     pub peers: BTreeMap<(HostId, Qpn), Option<PeerInfo>>,
     pub asked: Vec<(HostId, Qpn)>,
@@ -106,6 +109,7 @@ impl World {
             rng,
             addresses: BTreeMap::new(),
             path_mtu_max: 4096,
+            frame_bytes: 0,
             peers: BTreeMap::new(),
             asked: Vec::new(),
             identities: Vec::new(),
@@ -198,6 +202,11 @@ impl World {
         self.wrongs.push(what);
     }
 
+    fn destination(&self, host: HostId) -> Destination {
+        let (mtu, frame_bytes) = (self.path_mtu_max, self.frame_bytes);
+        Destination { host, flow: 0, traffic_class: 0, hop_limit: 64, mtu, frame_bytes }
+    }
+
     /// Puts packets on the line.
     fn send(&mut self, to: &Destination, heads: &[PacketHead], mut payload: &[u8]) {
         for head in heads {
@@ -232,8 +241,14 @@ impl World {
             match Header::parse(&packet) {
                 Err(error) => self.wrong(format!("a packet that is {error:?}")),
                 Ok((header, payload)) => {
-                    let mtu = self.mtus.get(&(to.host, header.dest_qpn)).copied().unwrap_or(4096);
-                    if payload.len() > mtu.min(usize::from(to.mtu)) {
+                    let asked = self.mtus.get(&(to.host, header.dest_qpn)).copied().unwrap_or(4096);
+                    let mtu = match header.frame {
+                        // The one who asked for a response says how long its packets are.
+                        Some(_) if header.opcode.is_response() => FRAME_PAYLOAD_BYTES_MAX,
+                        Some(_) => usize::from(to.frame_bytes),
+                        None => asked.min(usize::from(to.mtu)),
+                    };
+                    if payload.len() > mtu {
                         self.wrong(format!("{} bytes of payload in {header:?}, MTU {mtu}", payload.len()));
                     }
                 }
@@ -328,9 +343,7 @@ impl Memory for World {
 impl Fabric for World {
     fn path(&mut self, _vnic: VnicId, to: NetworkId, route: &GlobalRoute) -> Path {
         match self.addresses.get(&(to, route.dgid)) {
-            Some(&host) if host != self.host => {
-                Path::Wire(Destination { host, flow: 0, traffic_class: 0, hop_limit: 64, mtu: self.path_mtu_max })
-            }
+            Some(&host) if host != self.host => Path::Wire(self.destination(host)),
             _ => Path::Local,
         }
     }
@@ -392,10 +405,7 @@ impl Fabric for World {
 
     fn group_hosts(&mut self, network: NetworkId, group: Gid, into: &mut Vec<(Destination, Qpn)>) {
         let Some(hosts) = self.groups.get(&(network, group)) else { return };
-        for (&host, &qpn) in hosts {
-            let mtu = self.path_mtu_max;
-            into.push((Destination { host, flow: 0, traffic_class: 0, hop_limit: 64, mtu }, qpn));
-        }
+        into.extend(hosts.iter().map(|(&host, &qpn)| (self.destination(host), qpn)));
     }
 }
 

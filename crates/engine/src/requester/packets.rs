@@ -22,7 +22,7 @@ use crate::requester::Requester;
 use crate::transport::packets::{AckPolicy, Stamp, write, write_one};
 use crate::transport::requester::{ACKS_PER_WINDOW, SAMPLES_MAX, Stuck};
 use crate::transport::window::{Burst, Hold, MESSAGES_MAX};
-use crate::transport::wire::{Wire, WireOperation};
+use crate::transport::wire::{Wire, WireOperation, frame_bytes};
 use crate::turn::{Budget, Turn};
 use crate::{Environment, Fetch, MemorySide, Progress, QpId, Source, SourceBody, Syndrome, TransmitOutcome};
 use freeflow_verbs::{Access, CompletionStatus, Instant, QpState, QpType, SendFlags, SendOpcode};
@@ -265,7 +265,8 @@ impl Requester {
         };
         let source = Source { prefix: &[], body };
         let service = if qp.service == QpType::Rc { Service::Rc } else { Service::Xrc };
-        let stamp = Stamp { service, dest_qpn: qp.attributes.dest_qpn, mtu: window.mtu() };
+        let frames = frame_bytes(qp.service, &wire.destination).is_some();
+        let stamp = Stamp { service, dest_qpn: qp.attributes.dest_qpn, mtu: window.mtu(), frames };
         let outcome = if burst.packets == 1 {
             env.transmit(token, &wire.destination, &[write_one(&stamp, message, burst, acks)], source)
         } else {

@@ -18,6 +18,7 @@ use crate::transport::wire::WireOperation;
 use crate::turn::Budget;
 use crate::{Environment, MemorySide, PacketHead, Progress, QpId, Source, SourceBody, Syndrome, TransmitOutcome};
 use freeflow_verbs::{Access, Instant, QpState, QpType};
+use freeflow_wire::frame::Frame;
 use freeflow_wire::{Aeth, Header, NakCode, Opcode, Operation, PacketPosition, Service, psn_add};
 
 /// The next packet to go out.
@@ -247,7 +248,8 @@ impl Responder {
         bytes_max: u64,
         heads: &mut [PacketHead; RESPONSE_BURST_PACKETS_MAX],
     ) -> ResponseBurst {
-        let mtu = self.completer.wire_mtu(id);
+        let mtu = reading.mtu;
+        let frame = reading.frames.then_some(Frame::default());
         let (mut begun, mut left, mut burst) = (reading.begun, reading.left, ResponseBurst { packets: 0, bytes: 0 });
         for head in heads {
             let bytes = left.min(mtu);
@@ -258,7 +260,7 @@ impl Responder {
                 (true, true) => PacketPosition::Last,
             };
             let header = self.answer_header(id, Operation::ReadResponse, place, psn);
-            *head = PacketHead::new(header, bytes as usize);
+            *head = PacketHead::new(Header { frame, ..header }, bytes as usize);
             (begun, left, psn) = (true, left - bytes, psn_add(psn, 1));
             burst = ResponseBurst { packets: burst.packets + 1, bytes: burst.bytes + bytes };
             if left == 0 || u64::from(burst.bytes + mtu) > bytes_max {

@@ -37,7 +37,8 @@ impl Responder {
         let (request, body) = match header.opcode.operation() {
             Operation::ReadRequest => {
                 let replay = found()?;
-                let reading = replay.read_again(header.psn, &header.reth, self.completer.wire_mtu(id))?;
+                let mtu = self.response_bytes(id, header)?;
+                let reading = replay.read_again(header.psn, &header.reth, mtu, header.frame.is_some())?;
                 (replay.psn, Some(Body::Read(reading)))
             }
             Operation::CompareSwap | Operation::FetchAdd => {

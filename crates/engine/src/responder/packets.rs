@@ -41,19 +41,26 @@ use crate::transport::wire::WireOperation;
 use crate::{AtomicOutcome, CopyOutcome, Environment, MemorySide, QpId, ReceiveQueueId, Source, SourceBody, Syndrome};
 use alloc::vec::Vec;
 use freeflow_verbs::{Access, AtomicOperation, CompletionStatus, Instant, MESSAGE_BYTES_MAX, QpState, SendOpcode};
-use freeflow_wire::{Header, MASK_24, NakCode, Opcode, Operation, PacketPosition, Reth, psn_add, psn_ahead};
+use freeflow_wire::frame::is_response_length;
+use freeflow_wire::{Header, MASK_24, NakCode, Operation, PacketPosition, Reth, psn_add, psn_ahead};
 
 /// Whether a packet of so many bytes goes on where the message stands: its place asks for the path MTU, but for the
-/// last one (IBTA 9.7.4.1.7), and a WRITE is as long as it was announced.
-fn fits(message: &IncomingMessage, opcode: Opcode, bytes: u64, mtu: u64) -> bool {
-    let has_length = match opcode.place() {
-        PacketPosition::First | PacketPosition::Middle => bytes == mtu,
-        PacketPosition::Last => (1..=mtu).contains(&bytes),
-        PacketPosition::Only => bytes <= mtu,
+/// last one (IBTA 9.7.4.1.7), and a WRITE is as long as it was announced. A frame may be of any length, but it says
+/// where it belongs, and so must every one of its message.
+fn fits(message: &IncomingMessage, header: &Header, bytes: u64, mtu: u64) -> bool {
+    let opcode = header.opcode;
+    let has_length = match (header.frame, opcode.place()) {
+        (Some(_), PacketPosition::Only) => true,
+        (Some(_), _) => bytes > 0,
+        (None, PacketPosition::First | PacketPosition::Middle) => bytes == mtu,
+        (None, PacketPosition::Last) => (1..=mtu).contains(&bytes),
+        (None, PacketPosition::Only) => bytes <= mtu,
     };
     let arrived = message.arrived + bytes;
+    let is_announced = message.writes || header.frame.is_some();
     has_length
-        && match (message.writes, opcode.ends()) {
+        && (header.frame.is_none() || message.is_next(&header.reth))
+        && match (is_announced, opcode.ends()) {
             (false, _) => arrived <= MESSAGE_BYTES_MAX,
             (true, false) => arrived < message.length && message.length <= MESSAGE_BYTES_MAX,
             (true, true) => arrived == message.length,
@@ -141,7 +148,7 @@ impl Responder {
             return Err(Syndrome::SharedQueue);
         }
         let mtu = u64::from(self.completer.wire_mtu(id));
-        if fits(&message, opcode, packet.payload.len() as u64, mtu) { Ok(message) } else { Err(Syndrome::PacketLength) }
+        if fits(&message, header, packet.payload.len() as u64, mtu) { Ok(message) } else { Err(Syndrome::PacketLength) }
     }
 
     /// A WRITE is admitted as a whole when it begins, and once more for its RECV when it ends with
@@ -237,7 +244,7 @@ impl Responder {
                     && !header.opcode.begins()
                     && header.psn == psn_add(writing.psn, 1)
                     && header.srqn == message.srqn
-                    && fits(&message, header.opcode, bytes, mtu)
+                    && fits(&message, header, bytes, mtu)
             };
             let Some(header) = self.completer.take_parked(id, &mut run, follows) else { break };
             writing.extend(&header, run.last_bytes());
@@ -360,12 +367,33 @@ impl Responder {
         if !self.admit_single(env, now, id, packet, SendOpcode::RdmaRead, &target) {
             return;
         }
+        let Some(mtu) = self.response_bytes(id, packet.header) else {
+            return self.invalid(env, id, packet, Syndrome::PacketLength);
+        };
         let (psn, pd) = (packet.header.psn, self.reach(id).pd);
-        let packets = packets_of(length, self.completer.wire_mtu(id));
+        let packets = packets_of(length, mtu);
         self.remember(id, Replay { psn, packets, result: Outcome::Read { address, length, rkey, pd } });
         self.completer.count_arrived(id, SendOpcode::RdmaRead, u64::from(length));
-        let reading = Reading { address, left: length, rkey, pd, begun: false, fetching: None };
+        let reading = Reading {
+            address,
+            left: length,
+            rkey,
+            pd,
+            begun: false,
+            fetching: None,
+            mtu,
+            frames: packet.header.frame.is_some(),
+        };
         self.executed(env, id, psn, packets, Body::Read(reading));
+    }
+
+    /// Payload of a whole packet of a READ's response: the path MTU; of a frame what the request says. `None`: that is
+    /// out of range.
+    pub(crate) fn response_bytes(&self, id: QpId, request: &Header) -> Option<u32> {
+        match request.frame {
+            None => Some(self.completer.wire_mtu(id)),
+            Some(frame) => is_response_length(frame.response_bytes).then_some(frame.response_bytes),
+        }
     }
 
     fn take_atomic<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, packet: &Packet<'_>) {

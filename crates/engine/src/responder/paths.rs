@@ -5,7 +5,7 @@ use crate::transport::peers::PeerGate;
 use crate::transport::requester::WireRequester;
 use crate::transport::responder::WireResponder;
 use crate::transport::unreliable::Unreliable;
-use crate::transport::wire::{Wire, path_mtu};
+use crate::transport::wire::{Wire, frame_bytes, path_mtu};
 use crate::{Destination, Environment, Path, QpId, WireCounters};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -26,10 +26,11 @@ impl Responder {
         let destination = Destination { traffic_class: route.traffic_class, ..destination };
         let (sq_psn, rq_psn) = (attributes.sq_psn, attributes.rq_psn);
         let (qpn, dest_qpn) = (qp.qpn, attributes.dest_qpn);
+        let mtu = frame_bytes(qp.service, &destination).unwrap_or_else(|| path_mtu(attributes, &destination));
         self.qp_mut(id).wire = Some(Box::new(Wire {
             destination,
             gate: PeerGate::Unchecked,
-            requester: WireRequester::new(sq_psn, path_mtu(attributes, &destination)),
+            requester: WireRequester::new(sq_psn, mtu),
             share: HostShare::default(),
             responder: WireResponder::new(rq_psn),
             unreliable: Unreliable::new(sq_psn, rq_psn),

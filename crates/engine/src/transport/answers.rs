@@ -74,6 +74,10 @@ pub(crate) struct Reading {
     pub begun: bool,
     /// The burst that is being fetched.
     pub fetching: Option<ResponseBurst>,
+    /// Payload of a whole packet, bytes.
+    pub mtu: u32,
+    /// It was asked for by a frame, and is answered by such.
+    pub frames: bool,
 }
 
 #[derive(Clone, Copy, Serialize, Deserialize)]

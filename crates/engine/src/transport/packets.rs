@@ -4,6 +4,7 @@ use super::window::{Burst, OutgoingMessage, needs_answer};
 use crate::{IpInfo, PacketHead};
 use alloc::vec::Vec;
 use freeflow_verbs::{SendFlags, SendOpcode, SendRequest};
+use freeflow_wire::frame::Frame;
 use freeflow_wire::{AtomicEth, Header, Opcode, Operation, PacketPosition, Reth, Service, psn_add};
 
 /// A received packet that a QP acts upon.
@@ -20,6 +21,8 @@ pub(crate) struct Stamp {
     pub service: Service,
     pub dest_qpn: u32,
     pub mtu: u32,
+    /// They travel as frames.
+    pub frames: bool,
 }
 
 /// When a packet asks for an acknowledgement (AckReq): the last of each message, and within a long
@@ -86,6 +89,14 @@ fn packet(stamp: &Stamp, message: &OutgoingMessage, at: u32, acks: &mut AckPolic
         header.solicited = request.flags.contains(SendFlags::SOLICITED) && request.opcode.consumes_receive();
     }
     header.reth = Reth { address: request.remote_address, rkey: request.rkey, length: message.length };
+    if stamp.frames {
+        let offset = u64::from(message.bytes_before(at, stamp.mtu));
+        header.frame = Some(Frame { message_psn: message.first_psn, response_bytes: 0 });
+        header.reth = match request.opcode.is_write() {
+            true => Reth { address: request.remote_address.wrapping_add(offset), ..header.reth },
+            false => Reth { address: offset, rkey: 0, length: message.length },
+        };
+    }
     header.ack_request = acks.asks(header.psn, bytes, header.opcode.ends());
     PacketHead::new(header, bytes as usize)
 }
@@ -100,6 +111,7 @@ fn only(stamp: &Stamp, message: &OutgoingMessage, burst: &Burst, acks: &mut AckP
         SendOpcode::RdmaRead => {
             let offset = u64::from(message.bytes_before(burst.at, stamp.mtu));
             header.reth = Reth { address: address.wrapping_add(offset), rkey, length: burst.bytes };
+            header.frame = stamp.frames.then_some(Frame { message_psn: burst.psn, response_bytes: stamp.mtu });
         }
         SendOpcode::Flush => {
             // Its range stands in 32 bits: the requester has checked that.

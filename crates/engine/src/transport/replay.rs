@@ -60,14 +60,15 @@ impl Replays {
 impl Replay {
     /// The answer to a second READ request: the whole, or a part of it that fits into the PSNs of
     /// the first one. `None`: it is not that request.
-    pub fn read_again(&self, psn: u32, reth: &Reth, mtu: u32) -> Option<Reading> {
+    pub fn read_again(&self, psn: u32, reth: &Reth, mtu: u32, frames: bool) -> Option<Reading> {
         let Outcome::Read { address, length, rkey, pd } = self.result else { return None };
         let offset = reth.address.wrapping_sub(address);
         let within = offset <= u64::from(length) && u64::from(reth.length) <= u64::from(length) - offset;
         let skipped = psn_ahead(psn, self.psn) as u32;
         let fits = packets_of(reth.length, mtu) <= self.packets - skipped;
         let same = within && fits && reth.rkey == rkey;
-        same.then_some(Reading { address: reth.address, left: reth.length, rkey, pd, begun: false, fetching: None })
+        let (address, left) = (reth.address, reth.length);
+        same.then_some(Reading { address, left, rkey, pd, begun: false, fetching: None, mtu, frames })
     }
 }
 
@@ -83,7 +84,7 @@ mod tests {
     }
 
     fn ask(replay: &Replay, psn: u32, address: u64, length: u32) -> bool {
-        replay.read_again(psn, &Reth { address, rkey: 7, length }, 256).is_some()
+        replay.read_again(psn, &Reth { address, rkey: 7, length }, 256, false).is_some()
     }
 
     #[test]
@@ -109,7 +110,7 @@ mod tests {
         assert!(!ask(&whole, 0xff_ffff, start - 1, 10));
         assert!(!ask(&whole, 1, start.wrapping_add(512), 489));
         assert!(!ask(&whole, 2, start, 257), "more packets than are left");
-        assert!(whole.read_again(0, &Reth { address: start, rkey: 8, length: 1 }, 256).is_none());
+        assert!(whole.read_again(0, &Reth { address: start, rkey: 8, length: 1 }, 256, false).is_none());
         let atomic = Replay { psn: 0, packets: 1, result: Outcome::Atomic { original: 0 } };
         assert!(!ask(&atomic, 0, start, 0));
     }

@@ -79,7 +79,7 @@ impl Stuck {
 }
 
 impl WireRequester {
-    /// `mtu`: see [`super::path_mtu`].
+    /// `mtu`: see [`super::wire::path_mtu`] and [`super::wire::frame_bytes`].
     pub fn new(sq_psn: u32, mtu: u32) -> Self {
         Self {
             congestion: Congestion::new(u64::from(mtu) + PACKET_OVERHEAD_BYTES),

@@ -50,7 +50,7 @@ pub(crate) struct IncomingMessage {
     pub srqn: u32,
     pub address: u64,
     pub rkey: u32,
-    /// WRITE: as announced.
+    /// WRITE: as announced. (A SEND's is only in frames.)
     pub length: u64,
     /// Bytes.
     pub arrived: u64,
@@ -136,6 +136,13 @@ impl PendingWrite {
 impl IncomingMessage {
     pub fn begin(writes: bool, srqn: u32, reth: &Reth) -> Self {
         Self { writes, srqn, address: reth.address, rkey: reth.rkey, length: u64::from(reth.length), arrived: 0 }
+    }
+
+    /// Whether a frame says of itself that it goes on where the message stands.
+    pub fn is_next(&self, frame: &Reth) -> bool {
+        frame.address == self.address.wrapping_add(self.arrived)
+            && frame.rkey == self.rkey
+            && u64::from(frame.length) == self.length
     }
 }
 

@@ -9,7 +9,7 @@ use crate::{Destination, IpInfo, WireCounters};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
-use freeflow_verbs::{PathMtu, QpAttributes};
+use freeflow_verbs::{PathMtu, QpAttributes, QpType};
 use serde::{Deserialize, Serialize};
 
 /// Packets of one QP that wait while an earlier one lands, and their bytes.
@@ -111,11 +111,17 @@ impl WireOperation {
     }
 }
 
-/// Payload of a whole packet, bytes; both ends count the PSNs of a READ by it, and a responder
+/// Payload of a whole packet that is no frame, bytes; both ends count the PSNs of a READ by it, and a responder
 /// takes no other length of FIRST and MIDDLE packets. The standard has both ends agree on the path
 /// MTU, which the attributes then say. Only where the way between two hosts is narrower, it is the
 /// way's: larger packets would not arrive, and both routers see the same way. (A machine without
 /// FreeFlow does not offer more than its link takes, so that its attribute is the lesser one.)
 pub(crate) fn path_mtu(attributes: &QpAttributes, destination: &Destination) -> u32 {
     attributes.path_mtu.bytes().min(u32::from(destination.mtu)).max(PathMtu::Mtu256.bytes())
+}
+
+/// Payload of a whole frame that a QP's requester sends, bytes. `None`: it sends packets of the standard. A frame says
+/// itself where it belongs, so that the other end need not know this number; a READ request says it.
+pub(crate) fn frame_bytes(service: QpType, destination: &Destination) -> Option<u32> {
+    (service == QpType::Rc && destination.frame_bytes > 0).then_some(u32::from(destination.frame_bytes))
 }

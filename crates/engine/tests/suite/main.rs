@@ -18,6 +18,7 @@ mod snapshot;
 mod states;
 mod statuses;
 mod transport_duplicates;
+mod transport_frames;
 mod transport_hosts;
 mod transport_parked;
 mod transport_requester;

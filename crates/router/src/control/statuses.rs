@@ -363,6 +363,7 @@ mod tests {
             state_s: 0,
             rtt_us: None,
             icrc: true,
+            frames: true,
             route_count: 0,
             counters: PeerCounters::default(),
         }

@@ -14,7 +14,7 @@
 use crate::base::log::warning;
 use crate::dataplane::bursts::Unsent;
 use crate::peering::{ExternalPeers, Mad, PeersHandle, Settings};
-use freeflow_backend::{Peer, PeerIndex, Udp};
+use freeflow_backend::{Peer, PeerIndex, Udp, frame_payload, path_mtu};
 use freeflow_engine::{Destination, HostId, PeerAnswer, PeerInfo};
 use freeflow_protocol::admin::WireFaults;
 use freeflow_verbs::{Duration, Gid, Instant, NetworkId, Qpn};
@@ -181,16 +181,30 @@ impl Fabric {
         self.hosts.iter().map(|(&id, host)| (id, host.address, host.external.is_some()))
     }
 
-    pub(crate) fn set_host(&mut self, id: HostId, address: IpAddr, icrc: bool, external: Option<Gid>) -> bool {
+    /// `icrc`, `frames`: as both hosts agreed.
+    pub(crate) fn set_host(
+        &mut self,
+        id: HostId,
+        address: IpAddr,
+        (icrc, frames): (bool, bool),
+        external: Option<Gid>,
+    ) -> bool {
         let (Some(udp), Some(local)) = (&mut self.udp, self.address) else { return false };
         let index = PeerIndex(id.0);
-        let external_machine = external.is_some();
-        let peer = Peer { address, local, icrc, external: external_machine, path_mtu_bytes: MTU_GUESS_BYTES };
-        let set = udp.set_peer(index, peer).and_then(|()| {
-            let path_mtu_bytes = udp.path_mtu(index).unwrap_or(MTU_GUESS_BYTES);
-            udp.set_peer(index, Peer { path_mtu_bytes, ..peer })
-        });
-        if let Err(error) = set {
+        // Not if the sockets were opened without; the file was changed since.
+        let payload = if frames && udp.config().frames { frame_payload(local, address).ok().flatten() } else { None };
+        // QPs that began with frames go on with them, if only the peers file has changed.
+        let had_frames = udp.peer(index).is_some_and(|peer| peer.address == address && peer.frames);
+        let peer = Peer {
+            address,
+            local,
+            icrc,
+            external: external.is_some(),
+            path_mtu_bytes: path_mtu(local, address).unwrap_or(MTU_GUESS_BYTES),
+            frames: external.is_none() && (frames || had_frames),
+            frame_bytes: payload.unwrap_or(0),
+        };
+        if let Err(error) = udp.set_peer(index, peer) {
             warning!("a host can't be reached", address = address, error = error);
             return false;
         }
@@ -204,7 +218,8 @@ impl Fabric {
     /// How packets get to a host.
     pub(crate) fn destination(&self, id: HostId, flow: u32) -> Option<Destination> {
         let peer = self.udp.as_ref()?.peer(PeerIndex(id.0))?;
-        Some(Destination { host: id, flow, traffic_class: 0, hop_limit: HOP_LIMIT, mtu: peer.path_mtu_bytes })
+        let (mtu, frame_bytes) = (peer.path_mtu_bytes, peer.frame_bytes);
+        Some(Destination { host: id, flow, traffic_class: 0, hop_limit: HOP_LIMIT, mtu, frame_bytes })
     }
 
     /// The machine without FreeFlow that has this address, if the network may talk to it.
@@ -225,7 +240,7 @@ impl Fabric {
             return None;
         }
         let id = HostId(EXTERNAL_HOST_BASE + self.external_count);
-        self.set_host(id, address, true, Some(gid)).then(|| {
+        self.set_host(id, address, (true, false), Some(gid)).then(|| {
             self.external_count += 1;
             *self.external_counts.entry(network).or_default() += 1;
             id

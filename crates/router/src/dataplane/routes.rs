@@ -5,6 +5,7 @@ use crate::dataplane::ports::Ports;
 use crate::dataplane::worker::Worker;
 use crate::peering::{Mad, Update};
 use freeflow_engine::{GroupChange, HostId, Path, Source, SourceBody, Token, TransmitOutcome, VnicId, management_head};
+use freeflow_protocol::peer::FEATURE_FRAMES;
 use freeflow_verbs::{Gid, GlobalRoute, Instant, NetworkId, Psn};
 
 impl Ports {
@@ -57,8 +58,9 @@ impl Worker {
                     engine.handle_peer_changed(&mut self.ports, now, host, None);
                 }
             }
-            Update::HostUp { host, address, icrc, epoch: _, agreed: _ } => {
-                if fabric.set_host(host, address, icrc, None) {
+            Update::HostUp { host, address, icrc, epoch: _, agreed } => {
+                let frames = agreed.features & FEATURE_FRAMES != 0;
+                if fabric.set_host(host, address, (icrc, frames), None) {
                     engine.handle_peer_changed(&mut self.ports, now, host, None);
                 }
             }

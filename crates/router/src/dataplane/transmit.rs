@@ -58,12 +58,47 @@ impl Payload<'_> {
     }
 }
 
+/// Whether the packets of a burst are frames whose payload the kernel had better read from where it lies.
+#[inline]
+fn refers(udp: &Udp, to: &Destination, packets: &[PacketHead]) -> bool {
+    let Some(first) = packets.first().filter(|first| first.is_frame()) else { return false };
+    udp.refers(PeerIndex(to.host.0), usize::from(first.payload_bytes))
+}
+
+/// Hands the packets of a burst to the backend, with the places of their payload in a segment.
+fn refer(
+    udp: &mut Udp,
+    to: &Destination,
+    packets: &[PacketHead],
+    (segment, mut offset): (&Arc<Segment>, usize),
+) -> TransmitOutcome {
+    let peer = PeerIndex(to.host.0);
+    for packet in packets {
+        let bytes = usize::from(packet.payload_bytes);
+        if !udp.refer(peer, (to.flow, to.traffic_class), packet.header.as_slice(), segment, (offset, bytes)) {
+            // To a host that is gone, packets are lost. There is room, or else those that went out go out again.
+            return if udp.peer(peer).is_none() { TransmitOutcome::Sent } else { TransmitOutcome::Full };
+        }
+        offset += bytes;
+    }
+    TransmitOutcome::Sent
+}
+
 /// Writes the packets of a burst into the backend's buffers.
 #[inline]
 fn send(udp: &mut Udp, to: &Destination, packets: &[PacketHead], payload: &mut Payload<'_>) -> TransmitOutcome {
+    if let Payload::Piece(segment, offset) = *payload
+        && refers(udp, to, packets)
+    {
+        return if segment.poisoned() { TransmitOutcome::Fault } else { refer(udp, to, packets, (segment, offset)) };
+    }
     let peer = PeerIndex(to.host.0);
     for packet in packets {
-        let Some(place) = udp.reserve(peer, to.flow, to.traffic_class, packet.bytes()) else {
+        let place = match packet.is_frame() {
+            false => udp.reserve(peer, to.flow, to.traffic_class, packet.bytes()),
+            true => udp.reserve_frame(peer, to.flow, to.traffic_class, packet.bytes()),
+        };
+        let Some(place) = place else {
             // To a host that is gone, packets are lost. There is room, or else those that went out go out again.
             return if udp.peer(peer).is_none() { TransmitOutcome::Sent } else { TransmitOutcome::Full };
         };

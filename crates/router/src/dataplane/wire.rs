@@ -42,6 +42,15 @@ impl Fabric {
         self.is_open() && now - self.looked_at >= interval
     }
 
+    /// From now on no packet that waits refers to memory of a program.
+    pub(crate) fn end_references(&mut self) {
+        if let Some(udp) = &mut self.udp
+            && udp.has_references()
+        {
+            udp.flush();
+        }
+    }
+
     /// A datagram is there, as the kernel says: the next turn looks.
     pub fn note_arrival(&mut self) {
         self.looked_at = Instant(0);

@@ -68,6 +68,7 @@ fn socket_names(counters: &freeflow_backend::WireCounters) -> Vec<Named> {
         ("bytes_received", counters.bytes_received),
         ("batches_received", counters.batches_received),
         ("bad_icrc", counters.bad_icrc),
+        ("unwanted_frames", counters.unwanted_frames),
         ("truncated", counters.truncated),
         ("unknown_source", counters.unknown_source),
         ("receive_overflow", counters.receive_overflow),
@@ -80,6 +81,7 @@ fn socket_names(counters: &freeflow_backend::WireCounters) -> Vec<Named> {
         ("send_no_buffers", counters.send_no_buffers),
         ("send_denied", counters.send_denied),
         ("send_other", counters.send_other),
+        ("send_memory_gone", counters.send_memory_gone),
         ("segmentation_refused", counters.segmentation_refused),
         ("injected_loss", counters.injected_loss),
         ("injected_duplicates", counters.injected_duplicates),
@@ -140,9 +142,10 @@ impl Worker {
         page.truncate(PAGE_QPS_MAX);
         let hosts = fabric.hosts().take(if after_qpn.is_none() { PAGE_HOSTS_MAX } else { 0 });
         let hosts = hosts.map(|(id, address, external)| {
-            let mtu = udp.peer(PeerIndex(id.0)).map_or(0, |peer| peer.path_mtu_bytes);
+            let peer = udp.peer(PeerIndex(id.0));
+            let (mtu, frame_bytes) = peer.map_or((0, 0), |peer| (peer.path_mtu_bytes, peer.frame_bytes));
             let (qp_count, counters) = sums.remove(&id.0).unwrap_or_default();
-            WireHost { number: id.0, address, external, mtu, qp_count, counters }
+            WireHost { number: id.0, address, external, mtu, frame_bytes, qp_count, counters }
         });
         let status = WireStatus {
             open: true,

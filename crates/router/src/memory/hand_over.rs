@@ -72,9 +72,10 @@ impl Ports {
         }
     }
 
-    /// Returns when no copy thread has anything of this session's memory in hand or before it. What
-    /// that brought is taken up in the worker's own time.
+    /// Returns when no copy thread has anything of this session's memory in hand or before it, and no packet
+    /// refers to any memory. What that brought is taken up in the worker's own time.
     pub(crate) fn settle(&mut self, session: SessionId) {
+        self.fabric.end_references();
         if self.copy_threads.in_flight() == 0 {
             return;
         }

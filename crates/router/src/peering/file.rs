@@ -38,6 +38,9 @@ pub struct PeersFile {
     pub key_file: PathBuf,
     /// Whether packets shall have an ICRC. They have if both hosts want it. Default: true.
     pub icrc: bool,
+    /// Whether packets of RC shall be frames, whose payload has the UDP checksum in the place of the ICRC. They are if
+    /// both hosts want it. Default: true.
+    pub frames: bool,
     pub peers: Vec<PeerEntry>,
     pub external: Vec<External>,
     /// DSCP of the packets that FreeFlow sends. Default: 0.
@@ -87,8 +90,10 @@ struct RawFile {
     key_file: PathBuf,
     #[serde(default = "default_port")]
     control_port: u16,
-    #[serde(default = "default_icrc")]
+    #[serde(default = "default_true")]
     icrc: bool,
+    #[serde(default = "default_true")]
+    frames: bool,
     peers: Vec<RawPeer>,
     #[serde(default)]
     external: Vec<RawExternal>,
@@ -118,7 +123,7 @@ fn default_port() -> u16 {
     DEFAULT_CONTROL_PORT
 }
 
-fn default_icrc() -> bool {
+fn default_true() -> bool {
     true
 }
 
@@ -132,6 +137,7 @@ impl PeersFile {
             control_port: port("control_port", raw.control_port)?,
             key_file: raw.key_file,
             icrc: raw.icrc,
+            frames: raw.frames,
             peers: list("peers", raw.peers, PEER_COUNT_MAX, PeerEntry::check)?,
             external: list("external", raw.external, EXTERNAL_COUNT_MAX, External::check)?,
             dscp: raw.dscp,
@@ -327,7 +333,7 @@ mod tests {
 
     fn whole() -> Value {
         json!({
-            "host": "h1", "address": "192.0.2.1", "key_file": "host.key", "control_port": 4790, "icrc": false,
+            "host": "h1", "address": "192.0.2.1", "key_file": "host.key", "control_port": 4790, "icrc": false, "frames": false,
             "peers": [
                 {"host": "h2", "address": "192.0.2.2", "public_key": "0a".repeat(32), "prefixes": ["10.111.2.0/24"]},
                 {"host": "h3", "address": "192.0.2.3", "control_port": 4791, "public_key": "0B".repeat(32),
@@ -342,6 +348,7 @@ mod tests {
     fn a_good_file_is_understood() {
         let file = PeersFile::parse(&whole().to_string()).unwrap();
         assert_eq!((file.host.as_str(), file.control_port, file.icrc, file.dscp), ("h1", 4790, false, 26));
+        assert!(!file.frames);
         assert_eq!(file.peers[0].public_key, [0x0a; 32]);
         assert_eq!(file.peers[0].control_port, DEFAULT_CONTROL_PORT);
         assert_eq!(file.peers[1].public_key, [0x0b; 32]);
@@ -349,7 +356,7 @@ mod tests {
         assert_eq!(file.external[0].allow[0].to_string(), "192.0.2.9/32");
         let least = r#"{"host": "a", "address": "192.0.2.1", "key_file": "k", "peers": []}"#;
         let least = PeersFile::parse(least).unwrap();
-        assert!(least.icrc && least.dscp == 0 && least.external.is_empty());
+        assert!(least.icrc && least.frames && least.dscp == 0 && least.external.is_empty());
     }
 
     #[test]
@@ -372,6 +379,7 @@ mod tests {
             ("/key_file", json!(""), "key_file"),
             ("/dscp", json!(64), "dscp"),
             ("/icrc", json!("yes"), "yes"),
+            ("/frames", json!(1), "boolean"),
             ("/peers/1/host", json!("h2"), "peers[1].host: \"h2\" is peers[0].host already"),
             ("/peers/1/address", json!("192.0.2.2"), "peers[1].address"),
             ("/peers/1/address", json!("2001:db8::3"), "peers[1].address: 2001:db8::3 is of another IP version"),

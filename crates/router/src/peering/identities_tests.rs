@@ -30,6 +30,7 @@ fn file() -> PeersFile {
         control_port: 4790,
         key_file: "key".into(),
         icrc: true,
+        frames: true,
         peers: vec![peer],
         external: Vec::new(),
         dscp: 0,

@@ -105,6 +105,7 @@ mod tests {
                 control_port: 4790,
                 key_file: "key".into(),
                 icrc: true,
+                frames: true,
                 peers: vec![peer],
                 external: Vec::new(),
                 dscp: 0,

@@ -30,8 +30,8 @@ use crate::admission::access::VnicIdentity;
 use crate::admission::address_map::AddressMap;
 use freeflow_engine::{HostId, PeerInfo};
 use freeflow_protocol::admin::PeerCounters;
-use freeflow_protocol::peer::{PEER_PROTOCOL, PeerMessage, QpInfo};
-use freeflow_protocol::version::Disagreement;
+use freeflow_protocol::peer::{FEATURE_FRAMES, PEER_PROTOCOL, PeerMessage, QpInfo};
+use freeflow_protocol::version::{Disagreement, Offer};
 use freeflow_verbs::{Duration, Gid, Instant, NetworkId, Qpn};
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -180,6 +180,7 @@ struct Host {
     /// Of the last Hello.
     epoch: Option<u64>,
     icrc: bool,
+    frames: bool,
     /// While it is not up: when its announcements become void.
     kept_until: Option<Instant>,
     announced: Announced,
@@ -196,6 +197,7 @@ pub struct HostStatus {
     pub since: Instant,
     pub rtt: Option<Duration>,
     pub icrc: bool,
+    pub frames: bool,
     pub route_count: u32,
     pub counters: PeerCounters,
 }
@@ -258,6 +260,7 @@ impl State {
             since: host.since,
             rtt: host.rtt,
             icrc: host.icrc,
+            frames: host.frames,
             route_count: self.claims.route_count(*id),
             counters: host.counters,
         };
@@ -282,7 +285,7 @@ impl State {
     /// A peers file was read, at the start or again. Hosts that are as they were keep their
     /// connections, unless this host itself has changed.
     pub fn handle_reload(&mut self, now: Instant, file: PeersFile) {
-        let own = |file: &PeersFile| (file.host.clone(), file.address, file.control_port, file.icrc);
+        let own = |file: &PeersFile| (file.host.clone(), file.address, file.control_port, file.icrc, file.frames);
         let same_own = own(&self.file) == own(&file);
         let going: Vec<HostId> = (self.hosts.iter())
             .filter(|(_, host)| !same_own || !file.peers.contains(&host.entry))
@@ -306,6 +309,7 @@ impl State {
                 redial_after: REDIAL_FIRST,
                 epoch: None,
                 icrc: false,
+                frames: false,
                 kept_until: None,
                 announced: Announced::UpTo(None),
                 pinged: None,
@@ -352,12 +356,18 @@ impl State {
         host.counters.connections += 1;
         self.by_connection.insert(connection, id);
         let hello = PeerMessage::Hello {
-            offer: PEER_PROTOCOL,
+            offer: self.offer(),
             host: self.file.host.clone(),
             epoch: self.epoch,
             icrc_wanted: self.file.icrc,
         };
         self.send(id, hello);
+    }
+
+    /// Versions and features that this host speaks, as its peers file has it.
+    fn offer(&self) -> Offer {
+        let without = if self.file.frames { 0 } else { FEATURE_FRAMES };
+        Offer { features: PEER_PROTOCOL.features & !without, ..PEER_PROTOCOL }
     }
 
     pub fn handle_dial_failed(&mut self, now: Instant, id: HostId) {
@@ -509,11 +519,12 @@ impl State {
     }
 
     fn handle_greeting(&mut self, now: Instant, id: HostId, connection: ConnectionId, message: PeerMessage) {
+        let own_offer = self.offer();
         let Some(host) = self.hosts.get_mut(&id) else { return };
         let PeerMessage::Hello { offer, host: name, epoch, icrc_wanted } = message else {
             return self.offend(now, id, Why::NotGreeted);
         };
-        let agreed = match PEER_PROTOCOL.agree(&offer) {
+        let agreed = match own_offer.agree(&offer) {
             Ok(agreed) => agreed,
             Err(why) => return self.offend(now, id, Why::Disagreed(why)),
         };
@@ -522,6 +533,7 @@ impl State {
         }
         host.enter(now, Phase::Up { connection, heard: now, ping_at: now });
         host.icrc = icrc_wanted && self.file.icrc;
+        host.frames = agreed.features & FEATURE_FRAMES != 0;
         host.announced = Announced::UpTo(None);
         host.kept_until = None;
         let (icrc, address) = (host.icrc, host.entry.address);

@@ -5,7 +5,7 @@ use super::state::*;
 use super::update::{ExternalPeers, MadEnds, Settings, Update};
 use crate::admission::access::VnicIdentity;
 use freeflow_engine::{HostId, PeerInfo};
-use freeflow_protocol::peer::{MAD_BYTES, PEER_PROTOCOL, PeerMessage, QpInfo};
+use freeflow_protocol::peer::{FEATURE_FRAMES, MAD_BYTES, PEER_PROTOCOL, PeerMessage, QpInfo};
 use freeflow_protocol::version::{Agreement, Disagreement, Offer, VersionRange};
 use freeflow_verbs::{Duration, Gid, Instant, NetworkId, QpType, Qpn};
 use std::collections::VecDeque;
@@ -42,6 +42,7 @@ fn file(own: u8) -> PeersFile {
         control_port: 4790,
         key_file: "key".into(),
         icrc: true,
+        frames: true,
         peers: peers.collect(),
         external: Vec::new(),
         dscp: 0,
@@ -164,7 +165,7 @@ fn host_up(host: HostId, epoch: u64) -> Update {
         address: "192.0.2.1".parse().unwrap(),
         icrc: true,
         epoch,
-        agreed: Agreement { version: 1, features: 0 },
+        agreed: Agreement { version: 1, features: FEATURE_FRAMES },
     }
 }
 
@@ -192,17 +193,16 @@ fn a_greeted_host_is_up_and_hears_everything() {
 }
 
 #[test]
-fn the_icrc_is_used_if_both_want_it() {
+fn the_icrc_and_frames_are_used_if_both_want_them() {
     for (ours, theirs) in [(true, true), (true, false), (false, true), (false, false)] {
-        let mut solo = Solo::new(PeersFile { icrc: ours, ..only(2, 1) });
+        let mut solo = Solo::new(PeersFile { icrc: ours, frames: ours, ..only(2, 1) });
         solo.state.handle_connected(solo.now, H, C);
-        let (offer, host) = (PEER_PROTOCOL, "h1".into());
+        let features = if theirs { FEATURE_FRAMES } else { 0 };
+        let (offer, host) = (Offer { features, ..PEER_PROTOCOL }, "h1".into());
         solo.says(C, PeerMessage::Hello { offer, host, epoch: 1, icrc_wanted: theirs });
-        let found = solo.updates.iter().find_map(|update| match update {
-            Update::HostUp { icrc, .. } => Some(*icrc),
-            _ => None,
-        });
-        assert_eq!(found, Some(ours && theirs));
+        let both = (ours && theirs, features * u64::from(ours && theirs));
+        let is_up = |it: &Update| matches!(it, Update::HostUp { icrc, agreed, .. } if (*icrc, agreed.features) == both);
+        assert!(solo.updates.iter().any(is_up), "{ours} {theirs}");
     }
 }
 

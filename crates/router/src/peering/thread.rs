@@ -536,6 +536,7 @@ fn status(host: &HostStatus) -> PeerStatus {
         state_s: 0,
         rtt_us: host.rtt.map(|rtt| rtt.0 / 1000),
         icrc: host.icrc,
+        frames: host.frames,
         route_count: host.route_count,
         counters: host.counters,
     }

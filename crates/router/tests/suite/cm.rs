@@ -481,7 +481,10 @@ impl Machine {
         let address = address.parse().unwrap();
         let mut udp = Udp::open(UdpConfig::new(vec![address])).unwrap();
         let host = "127.0.0.2".parse().unwrap();
-        let peer = Peer { address: host, local: address, icrc: true, external: true, path_mtu_bytes: 4096 };
+        let (path_mtu_bytes, frame_bytes) = (4096, 0);
+        let external = true;
+        let peer =
+            Peer { address: host, local: address, icrc: true, external, path_mtu_bytes, frames: false, frame_bytes };
         udp.set_peer(PeerIndex(0), peer).unwrap();
         Self { udp }
     }

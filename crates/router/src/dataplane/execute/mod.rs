@@ -21,6 +21,10 @@ use freeflow_verbs::{Instant, VerbsError};
 impl Worker {
     pub(crate) fn run_commands(&mut self, now: Instant) -> bool {
         let mut busy = false;
+        if !self.waiting_commands.is_empty() || !self.queued_commands.is_empty() {
+            // A command may take back what packets refer to.
+            self.ports.fabric.end_references();
+        }
         for submission in std::mem::take(&mut self.waiting_commands) {
             self.run_command(now, submission);
         }

@@ -1,0 +1,111 @@
+-- Wireshark: FreeFlow's frames, the packets that its routers exchange beside those of RoCEv2 (UDP port 4791).
+-- The format: docs/architecture/wire.md, "Frames". Everything else on that port stays the matter of Wireshark's own dissector.
+--
+--   tshark -X lua_script:freeflow.lua -r capture.pcapng -O freeflow
+local frame = Proto("freeflow", "FreeFlow frame")
+
+local operations = {
+    [0] = "SEND First", "SEND Middle", "SEND Last", "SEND Last with Immediate", "SEND Only",
+    "SEND Only with Immediate", "RDMA WRITE First", "RDMA WRITE Middle", "RDMA WRITE Last",
+    "RDMA WRITE Last with Immediate", "RDMA WRITE Only", "RDMA WRITE Only with Immediate", "RDMA READ Request",
+    "RDMA READ response First", "RDMA READ response Middle", "RDMA READ response Last",
+    "RDMA READ response Only", [0x16] = "SEND Last with Invalidate", [0x17] = "SEND Only with Invalidate",
+}
+local immediate = { [0x03] = true, [0x05] = true, [0x09] = true, [0x0b] = true }
+local invalidate = { [0x16] = true, [0x17] = true }
+
+local f = frame.fields
+f.opcode = ProtoField.uint8("freeflow.opcode", "Opcode", base.HEX, operations, 0x1f)
+f.solicited = ProtoField.bool("freeflow.solicited", "Solicited event", 8, nil, 0x80)
+f.pkey = ProtoField.uint16("freeflow.pkey", "P_Key", base.HEX)
+f.fecn = ProtoField.bool("freeflow.fecn", "FECN", 8, nil, 0x80)
+f.becn = ProtoField.bool("freeflow.becn", "BECN", 8, nil, 0x40)
+f.destqp = ProtoField.uint24("freeflow.destqp", "Destination QP", base.HEX)
+f.ack_request = ProtoField.bool("freeflow.ack_request", "Acknowledge request", 8, nil, 0x80)
+f.psn = ProtoField.uint24("freeflow.psn", "PSN")
+f.address = ProtoField.uint64("freeflow.address", "Address or offset", base.HEX)
+f.rkey = ProtoField.uint32("freeflow.rkey", "R_Key", base.HEX)
+f.length = ProtoField.uint32("freeflow.length", "Length of the message")
+f.immediate = ProtoField.bytes("freeflow.immediate", "Immediate data")
+f.invalidate = ProtoField.uint32("freeflow.invalidate", "R_Key to invalidate", base.HEX)
+f.syndrome = ProtoField.uint8("freeflow.syndrome", "Syndrome", base.HEX)
+f.msn = ProtoField.uint24("freeflow.msn", "MSN")
+f.response = ProtoField.uint32("freeflow.response", "Payload of a response packet")
+f.message_psn = ProtoField.uint24("freeflow.message_psn", "First PSN of the message")
+f.crc = ProtoField.uint32("freeflow.crc", "CRC of the headers", base.HEX)
+f.crc_good = ProtoField.bool("freeflow.crc_good", "CRC is good")
+f.payload = ProtoField.bytes("freeflow.payload", "Payload")
+local damaged = ProtoExpert.new("freeflow.crc_bad", "The CRC of the headers is wrong", expert.group.CHECKSUM,
+    expert.severity.ERROR)
+frame.experts = { damaged }
+
+-- CRC-32 as of Ethernet, bit by bit: headers are short. Numbers of Lua 5.2 are doubles, so this stays within 32 bits.
+local function xor(a, b)
+    local result, place = 0, 1
+    while a > 0 or b > 0 do
+        if a % 2 ~= b % 2 then result = result + place end
+        a, b, place = math.floor(a / 2), math.floor(b / 2), place * 2
+    end
+    return result
+end
+
+local function crc32(bytes)
+    local crc = 0xffffffff
+    for at = 0, bytes:len() - 1 do
+        crc = xor(crc, bytes:get_index(at))
+        for _ = 1, 8 do
+            local odd = crc % 2 == 1
+            crc = math.floor(crc / 2)
+            if odd then crc = xor(crc, 0xedb88320) end
+        end
+    end
+    return xor(crc, 0xffffffff)
+end
+
+local HEADER_BYTES = 40
+local ports = DissectorTable.get("udp.port")
+local standard = ports:get_dissector(4791)
+
+function frame.dissector(buffer, packet, tree)
+    if buffer:len() < HEADER_BYTES or math.floor(buffer(0, 1):uint() / 32) ~= 6 then
+        return standard:call(buffer, packet, tree)
+    end
+    local opcode = buffer(0, 1):uint() % 32
+    local argument = buffer(28, 4)
+    packet.cols.protocol = "FreeFlow"
+    packet.cols.info = string.format("%s QP=0x%06x PSN=%d", operations[opcode] or "unknown operation",
+        buffer(5, 3):uint(), buffer(9, 3):uint())
+    local branch = tree:add(frame, buffer(0, buffer:len()))
+    branch:add(f.opcode, buffer(0, 1))
+    branch:add(f.solicited, buffer(1, 1))
+    branch:add(f.pkey, buffer(2, 2))
+    branch:add(f.fecn, buffer(4, 1))
+    branch:add(f.becn, buffer(4, 1))
+    branch:add(f.destqp, buffer(5, 3))
+    branch:add(f.ack_request, buffer(8, 1))
+    branch:add(f.psn, buffer(9, 3))
+    branch:add(f.address, buffer(12, 8))
+    branch:add(f.rkey, buffer(20, 4))
+    branch:add(f.length, buffer(24, 4))
+    if immediate[opcode] then
+        branch:add(f.immediate, argument)
+    elseif invalidate[opcode] then
+        branch:add(f.invalidate, argument)
+    elseif opcode == 0x0c then
+        branch:add(f.response, argument)
+    elseif opcode >= 0x0d and opcode <= 0x10 then
+        branch:add(f.syndrome, buffer(28, 1))
+        branch:add(f.msn, buffer(29, 3))
+    end
+    branch:add(f.message_psn, buffer(33, 3))
+    local crc = branch:add_le(f.crc, buffer(36, 4))
+    local good = crc32(buffer(0, 36):bytes()) == buffer(36, 4):le_uint()
+    branch:add(f.crc_good, good):set_generated()
+    if not good then crc:add_proto_expert_info(damaged) end
+    if buffer:len() > HEADER_BYTES then
+        branch:add(f.payload, buffer(HEADER_BYTES))
+    end
+    return buffer:len()
+end
+
+ports:add(4791, frame)
