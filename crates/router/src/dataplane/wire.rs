@@ -13,8 +13,9 @@ use freeflow_verbs::{Duration, Instant};
 use std::io;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Packets taken in one turn, about: then others have theirs.
-const TURN_PACKETS_MAX: usize = 256;
+/// Packets taken in one turn, about: then others have theirs, and what is acknowledged goes out. A quarter of a window
+/// of 4 KiB packets, so that a sender with a whole window on the way never stands still.
+const TURN_PACKETS_MAX: usize = 64;
 /// Fetched bursts that are sent in one turn.
 const TURN_BURSTS_MAX: usize = 256;
 /// Packets went either way not longer ago than this.
