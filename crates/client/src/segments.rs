@@ -97,9 +97,9 @@ impl Session {
         let request = encode(&Request::FreezeThreads { thread, quiesce });
         let release = encode(&Request::ThawThreads);
         let undisturbed = Undisturbed::begin();
-        let mut buffer = lock(&self.control);
+        let mut replies = lock(&self.control);
         let asked_ns = monotonic_ns();
-        let frozen = match exchange_bytes(&self.socket, &mut buffer, &request, &undisturbed) {
+        let frozen = match exchange_bytes(&self.socket, &mut replies, &request, &undisturbed) {
             Ok((Reply::Done, _)) => Ok(()),
             Ok((Reply::Failed(error), _)) => return Err(error),
             // Without an answer nobody knows whether they are frozen.
@@ -108,7 +108,7 @@ impl Session {
         if frozen.is_ok() {
             body(asked_ns);
         }
-        if frozen.is_err() || exchange_bytes(&self.socket, &mut buffer, &release, &undisturbed).is_err() {
+        if frozen.is_err() || exchange_bytes(&self.socket, &mut replies, &release, &undisturbed).is_err() {
             self.mark_dead();
         }
         frozen

@@ -10,7 +10,7 @@ use freeflow_protocol::version::{Offer, VersionRange};
 use freeflow_protocol::{MESSAGE_BYTES_MAX, PROTOCOL, decode, encode};
 use freeflow_shm::layout::{LAYOUT_VERSION, WAIT_YIELD};
 use freeflow_shm::{
-    Doorbell, OwnMapping, OwnMemory, SessionSegment, Undisturbed, coarse_ns, fd, membarrier, monotonic_ns,
+    Doorbell, OwnMapping, OwnMemory, SessionSegment, ShortWait, Undisturbed, coarse_ns, fd, membarrier, monotonic_ns,
 };
 use freeflow_verbs::{AddressHandleAttributes, DeviceAttributes, FileIdentity, Gid, VerbsError, XrcdOpenFlags};
 use std::collections::HashMap;
@@ -31,6 +31,9 @@ const SOCKET_VARIABLE: &str = "FREEFLOW_SOCKET";
 const DESCRIPTORS_MAX: usize = 2;
 /// A router that has not answered by then is stopped, or waits for something.
 const PROMPT_ANSWER: Duration = Duration::from_secs(1);
+/// A reply is looked for as long before the thread sleeps: a router that is awake answers sooner,
+/// and then need not wake it.
+const QUICK_ANSWER: Duration = Duration::from_micros(30);
 /// How often empty polls look whether the router still lives.
 const LIVENESS_INTERVAL_NS: u64 = 10_000_000;
 /// A request that was carried out here counts only if the router was seen alive so shortly before
@@ -89,14 +92,20 @@ pub(crate) trait NotificationListener: Send + Sync {
     fn notify(&self);
 }
 
+/// What a thread that waits for a reply has.
+pub(crate) struct Replies {
+    buffer: Vec<u8>,
+    wait: ShortWait,
+}
+
 /// A process's connection to its router.
 pub struct Session {
     /// Of the router's socket.
     path: PathBuf,
     pub(crate) socket: OwnedFd,
     /// Held from a request to its reply, by a thread that is undisturbed: a signal handler that forks
-    /// must not wait for the thread that it interrupted. The buffer is for replies.
-    pub(crate) control: Mutex<Vec<u8>>,
+    /// must not wait for the thread that it interrupted.
+    pub(crate) control: Mutex<Replies>,
     /// Always there until drop.
     segment: Option<SessionSegment>,
     kick: Doorbell,
@@ -162,12 +171,12 @@ impl Session {
     pub fn connect(path: &Path) -> Result<Self, ConnectError> {
         let socket =
             fd::connect_seqpacket(path).map_err(|error| ConnectError::NoRouter { path: path.into(), error })?;
-        let mut buffer = Vec::with_capacity(MESSAGE_BYTES_MAX);
+        let mut replies = Replies { buffer: Vec::with_capacity(MESSAGE_BYTES_MAX), wait: ShortWait::default() };
         let request = Request::Hello { protocol: PROTOCOL, layouts: LAYOUTS, program: program() };
         let version = |why| ConnectError::Version { path: path.into(), why };
         let broken = |error| ConnectError::Broken { path: path.into(), error };
         let undisturbed = Undisturbed::begin();
-        let (reply, mut descriptors) = exchange(&socket, &mut buffer, &request, &undisturbed).map_err(broken)?;
+        let (reply, mut descriptors) = exchange(&socket, &mut replies, &request, &undisturbed).map_err(broken)?;
         drop(undisturbed);
         let welcome = match reply {
             Reply::Welcome(welcome) => welcome,
@@ -192,7 +201,7 @@ impl Session {
         Ok(Self {
             path: path.into(),
             socket,
-            control: Mutex::new(buffer),
+            control: Mutex::new(replies),
             segment: Some(segment.map_err(broken)?),
             kick,
             welcome,
@@ -393,8 +402,8 @@ impl Session {
     pub(crate) fn call(&self, request: &Request) -> Result<(Reply, Vec<OwnedFd>), VerbsError> {
         self.live()?;
         let undisturbed = Undisturbed::begin();
-        let mut buffer = lock(&self.control);
-        match exchange(&self.socket, &mut buffer, request, &undisturbed) {
+        let mut replies = lock(&self.control);
+        match exchange(&self.socket, &mut replies, request, &undisturbed) {
             Ok((Reply::Failed(error), _)) => Err(error),
             Ok(answer) => {
                 lock(&self.owned_objects).note(request, &answer.0);
@@ -551,31 +560,35 @@ impl Drop for Session {
 /// Sends a request and waits for its reply.
 fn exchange(
     socket: &OwnedFd,
-    buffer: &mut Vec<u8>,
+    replies: &mut Replies,
     request: &Request,
     undisturbed: &Undisturbed,
 ) -> io::Result<(Reply, Vec<OwnedFd>)> {
-    exchange_bytes(socket, buffer, &encode(request), undisturbed)
+    exchange_bytes(socket, replies, &encode(request), undisturbed)
 }
 
 /// The same with a request that was encoded before. Allocates nothing if the reply brings nothing
 /// but `Done` or an error.
 pub(crate) fn exchange_bytes(
     socket: &OwnedFd,
-    buffer: &mut Vec<u8>,
+    replies: &mut Replies,
     request: &[u8],
     undisturbed: &Undisturbed,
 ) -> io::Result<(Reply, Vec<OwnedFd>)> {
     fd::send_message(socket, request, &[])?;
+    let Replies { buffer, wait } = replies;
     if buffer.len() < MESSAGE_BYTES_MAX {
         buffer.resize(MESSAGE_BYTES_MAX, 0);
     }
-    // As long as the router has its socket open: one that is stopped, or waits for its disk,
-    // answers when it goes on.
-    if !fd::readable_within(socket, PROMPT_ANSWER) {
-        undisturbed.admit_unhandled();
-    }
-    let (bytes, descriptors) = fd::receive_into(socket, buffer, DESCRIPTORS_MAX)?;
+    let received = wait.look(QUICK_ANSWER, || fd::receive_now(socket, buffer, DESCRIPTORS_MAX)).unwrap_or_else(|| {
+        // As long as the router has its socket open: one that is stopped, or waits for its disk,
+        // answers when it goes on.
+        if !fd::readable_within(socket, PROMPT_ANSWER) {
+            undisturbed.admit_unhandled();
+        }
+        fd::receive_into(socket, buffer, DESCRIPTORS_MAX)
+    });
+    let (bytes, descriptors) = received?;
     if bytes == 0 {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }

@@ -64,7 +64,24 @@ pub fn receive_message(sock: impl AsFd, buffer: &mut Vec<u8>, max_fds: usize) ->
 /// The same into a buffer of [`MESSAGE_BYTES_MAX`] that is kept: nothing of it has to be cleared
 /// for each message. Gives the message's length.
 pub fn receive_into(sock: impl AsFd, buffer: &mut [u8], max_fds: usize) -> io::Result<(usize, Vec<OwnedFd>)> {
-    let (received, fds) = receive_all(sock, buffer);
+    receive_with(sock, buffer, max_fds, RecvFlags::empty())
+}
+
+/// The same of what is there already; `None`: nothing is, on a blocking socket either.
+pub fn receive_now(sock: impl AsFd, buffer: &mut [u8], max_fds: usize) -> Option<io::Result<(usize, Vec<OwnedFd>)>> {
+    match receive_with(sock, buffer, max_fds, RecvFlags::DONTWAIT) {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
+        received => Some(received),
+    }
+}
+
+fn receive_with(
+    sock: impl AsFd,
+    buffer: &mut [u8],
+    max_fds: usize,
+    flags: RecvFlags,
+) -> io::Result<(usize, Vec<OwnedFd>)> {
+    let (received, fds) = receive_any(sock, buffer, flags);
     let bytes = received?;
     if fds.len() > max_fds { Err(too_much()) } else { Ok((bytes, fds)) }
 }
@@ -76,11 +93,15 @@ fn too_much() -> io::Error {
 /// The same with whatever descriptors came, also with a message that is too long: to close one may
 /// take as long as its sender likes.
 pub fn receive_all(sock: impl AsFd, buffer: &mut [u8]) -> (io::Result<usize>, Vec<OwnedFd>) {
+    receive_any(sock, buffer, RecvFlags::empty())
+}
+
+fn receive_any(sock: impl AsFd, buffer: &mut [u8], flags: RecvFlags) -> (io::Result<usize>, Vec<OwnedFd>) {
+    let flags = flags | RecvFlags::CMSG_CLOEXEC;
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(RECEIVED_FDS_MAX))];
     loop {
         let mut control = RecvAncillaryBuffer::new(&mut space);
-        let result =
-            rustix::net::recvmsg(sock.as_fd(), &mut [IoSliceMut::new(buffer)], &mut control, RecvFlags::CMSG_CLOEXEC);
+        let result = rustix::net::recvmsg(sock.as_fd(), &mut [IoSliceMut::new(buffer)], &mut control, flags);
         if result.as_ref().is_err_and(|error| *error == Errno::INTR) {
             continue;
         }

@@ -75,6 +75,8 @@ mod segment;
 #[cfg(not(loom))]
 mod session;
 #[cfg(not(loom))]
+mod short_wait;
+#[cfg(not(loom))]
 mod sigbus;
 #[cfg(not(loom))]
 mod signals;
@@ -121,6 +123,8 @@ pub use room::Room;
 pub use segment::{AccessError, OutOfBounds, Segment, forbid_writing, foreign_memory};
 #[cfg(not(loom))]
 pub use session::SessionSegment;
+#[cfg(not(loom))]
+pub use short_wait::ShortWait;
 #[cfg(not(loom))]
 pub use sigbus::install_sigbus_guard;
 #[cfg(not(loom))]

@@ -124,6 +124,12 @@ fn a_listener_knows_who_connects() {
     let server = fd::accept(&listener).unwrap();
     let mut buffer = Vec::new();
     assert_eq!(fd::receive_message(&server, &mut buffer, 0).unwrap_err().kind(), ErrorKind::WouldBlock);
+    // The client's socket is a blocking one, and yet nobody waits.
+    let mut bytes = [0; 8];
+    assert!(fd::receive_now(&client, &mut bytes, 0).is_none());
+    fd::send_message(&server, b"welcome", &[]).unwrap();
+    assert_eq!(fd::receive_now(&client, &mut bytes, 0).unwrap().unwrap().0, 7);
+    assert_eq!(&bytes[..7], b"welcome");
     fd::send_message(&client, b"hello", &[]).unwrap();
     assert_eq!(fd::receive_message(&server, &mut buffer, 0).unwrap().0, 5);
     let peer = fd::peer_credentials(&server).unwrap();
