@@ -12,7 +12,7 @@
 //! backlog is long and `spare` says. So the descriptor is never readable for nothing, and nothing
 //! waits for which the descriptor isn't readable.
 use crate::born::{Born, KEY_NONE, lock};
-use crate::boundary::{Outcome, last_errno, pointer, quiet};
+use crate::boundary::{Outcome, last_errno, pointer, quiet, set_errno};
 use crate::call::{call, command, destroy_id};
 use crate::device::Device;
 use crate::id::{Id, gone_with_channel};
@@ -21,15 +21,20 @@ use freeflow_abi::{ibv_context, rdma_event_channel};
 use freeflow_protocol::cm::{CM_EVENT_BYTES_MAX, CmEvent, CmEventBody, CmEventKind, CmReply, CmRequest};
 use freeflow_protocol::library::Handle;
 use freeflow_protocol::{decode, encode};
+use freeflow_shm::ShortWait;
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
-use std::ffi::{c_int, c_uint};
+use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::ptr;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// Records that go into one request: it stays below the longest message.
 const REPOST_COUNT_MAX: usize = 1024;
+/// Time for which a thread looks for an event before it sleeps.
+const LOOK_MAX: Duration = Duration::from_micros(20);
 /// Records that are taken out of a pipe at a time: more than a pipe holds.
 const DRAIN_COUNT_MAX: usize = 4096;
 
@@ -114,6 +119,8 @@ pub(crate) struct EventChannel {
     device: Arc<Device>,
     pub born: Born,
     backlog: Mutex<Backlog>,
+    /// Of the thread that looks for events before it sleeps; the others sleep at once.
+    wait: Mutex<ShortWait>,
 }
 
 // SAFETY: the C part is written once, before the channel is shared.
@@ -137,6 +144,7 @@ impl EventChannel {
             device,
             born: Born::here(),
             backlog: Mutex::default(),
+            wait: Mutex::default(),
         }))
     }
 
@@ -199,9 +207,18 @@ impl EventChannel {
     /// EAGAIN, EINTR; EBADF once it is closed.
     pub fn take(&self) -> Outcome<Taken> {
         let mut record = [0_u8; CM_EVENT_BYTES_MAX];
-        // SAFETY: the buffer is that long.
-        let count = unsafe { libc::syscall(libc::SYS_read, self.pipe(), record.as_mut_ptr(), record.len()) };
-        self.taken(count as isize, &record)
+        let count = self.look(&mut record).unwrap_or_else(|| {
+            // SAFETY: the buffer is that long.
+            unsafe { libc::syscall(libc::SYS_read, self.pipe(), record.as_mut_ptr(), record.len()) as isize }
+        });
+        self.taken(count, &record)
+    }
+
+    /// Looks for a record a little longer than once, instead of a `read` that waits: while connections come and go it
+    /// is there sooner than this thread sleeps and is woken. What a `read` would have returned, or `None`: wait. Of a
+    /// non-blocking descriptor it looks once. Not a cancellation point.
+    pub fn look(&self, record: &mut [u8]) -> Option<isize> {
+        look(&mut *self.wait.try_lock().ok()?, LOOK_MAX, self.pipe(), record)
     }
 
     /// Result of a `read` of a record.
@@ -310,6 +327,27 @@ fn into_raw(pipe: OwnedFd) -> RawFd {
     raw
 }
 
+/// See [`EventChannel::look`].
+fn look(wait: &mut ShortWait, at_most: Duration, pipe: RawFd, record: &mut [u8]) -> Option<isize> {
+    let mut is_first = true;
+    wait.look(at_most, || {
+        // SAFETY: the buffer is that long.
+        let count = unsafe {
+            let (flags, nobody) = (libc::MSG_DONTWAIT, ptr::null_mut::<c_void>());
+            libc::syscall(libc::SYS_recvfrom, pipe, record.as_mut_ptr(), record.len(), flags, nobody, nobody)
+        };
+        if count >= 0 || last_errno() != libc::EAGAIN {
+            return Some(count as isize);
+        }
+        // SAFETY: a number.
+        if std::mem::take(&mut is_first) && unsafe { libc::fcntl(pipe, libc::F_GETFL) } & libc::O_NONBLOCK != 0 {
+            set_errno(libc::EAGAIN);
+            return Some(-1);
+        }
+        None
+    })
+}
+
 /// Reads a record if there is one, though the descriptor may be a blocking one. `None`: nothing
 /// there, or the end.
 fn read_without_waiting(pipe: RawFd, record: &mut [u8]) -> Option<usize> {
@@ -345,6 +383,33 @@ pub(crate) fn is_on(id: &Id, channel: &EventChannel) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_look_finds_records_and_ends_and_waits_for_nobody_who_does_not_wait() {
+        // Nobody looks on one processor.
+        if freeflow_shm::cpu_count() == 1 {
+            return;
+        }
+        let mut pair = [0; 2];
+        // SAFETY: a local.
+        assert_eq!(unsafe { libc::socketpair(libc::AF_UNIX, libc::SOCK_SEQPACKET, 0, pair.as_mut_ptr()) }, 0);
+        let ([read, write], mut record) = (pair, [0; 8]);
+        // Long enough for the test to fail by its time limit.
+        let mut found = |at_most| look(&mut ShortWait::default(), at_most, read, &mut record);
+        // SAFETY: bytes of a local; descriptors of this test.
+        unsafe {
+            assert_eq!(found(Duration::ZERO), None, "a read would wait");
+            let thread = std::thread::spawn(move || libc::write(write, c"abc".as_ptr().cast(), 3));
+            assert_eq!(found(Duration::from_secs(3600)), Some(3));
+            assert_eq!(thread.join().unwrap(), 3);
+            libc::fcntl(read, libc::F_SETFL, libc::O_NONBLOCK);
+            let refused = found(Duration::from_secs(3600));
+            assert_eq!((refused, last_errno()), (Some(-1), libc::EAGAIN));
+            libc::close(write);
+            assert_eq!(found(Duration::from_secs(3600)), Some(0));
+            libc::close(read);
+        }
+    }
 
     fn event(key: u64) -> QueuedEvent {
         QueuedEvent::Own { key, kind: 0, status: 0, argument: 0 }

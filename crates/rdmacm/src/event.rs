@@ -271,6 +271,7 @@ fn into_c(event: Box<Event>) -> *mut rdma_cm_event {
 // Cancellation points, which unwind the thread: declared so that this is allowed.
 unsafe extern "C-unwind" {
     fn read(descriptor: c_int, buffer: *mut c_void, bytes: usize) -> isize;
+    fn pthread_testcancel();
     fn pause() -> c_int;
 }
 
@@ -312,7 +313,11 @@ pub unsafe extern "C-unwind" fn rdma_get_cm_event(
             ReadStep::Read(pipe) => {
                 // SAFETY: the buffer is that long; `begin` holds a reference to the channel.
                 step = unsafe {
-                    let count = read(pipe, record.as_mut_ptr().cast(), record.len());
+                    pthread_testcancel();
+                    let count = match look(channel, &mut record) {
+                        Some(count) => count,
+                        None => read(pipe, record.as_mut_ptr().cast(), record.len()),
+                    };
                     proceed(channel, event, count, &record)
                 };
             }
@@ -337,6 +342,19 @@ unsafe fn begin(channel: *mut rdma_event_channel, event: *mut *mut rdma_cm_event
         Ok(pipe)
     });
     begun.map_or_else(refuse, ReadStep::Read)
+}
+
+/// [`EventChannel::look`] at a channel of C's, to which there is a reference.
+///
+/// # Safety
+/// As for [`begin`], which was called before.
+unsafe fn look(channel: *mut rdma_event_channel, record: &mut [u8]) -> Option<isize> {
+    let looked = guarded(|| {
+        // SAFETY: `begin` left a reference.
+        let channel = unsafe { &*channel.cast_const().cast::<EventChannel>() };
+        Ok(channel.look(record))
+    });
+    looked.ok().flatten()
 }
 
 fn refuse(number: c_int) -> ReadStep {
