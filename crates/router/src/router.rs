@@ -94,7 +94,7 @@ impl Router {
         let (peers_thread, peers) = match peers_file {
             Some(file) => {
                 let udp = config.wire.open(file.0.address, file.0.dscp, file.0.frames)?;
-                let sink = RouterSink::new(worker_handle.clone(), own.clone());
+                let sink = RouterSink::new(own.clone());
                 let (stop, waker) = (stop.clone(), control_waker.clone());
                 let (thread, handle) = start_peers(file, &state, sink, Farewell(move || end_router(&stop, &waker)))?;
                 worker.open_wire(udp, handle.clone())?;

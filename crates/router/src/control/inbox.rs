@@ -14,7 +14,6 @@ use crate::control::store_slot::QueuedCommand;
 use crate::control::thread::Control;
 use crate::dataplane::command::{Ask, Bound, COMMAND_TIME_MAX, Submission};
 use crate::dataplane::event::{Counted, Done, Event, ManagementReceived, PolicyViolated, SessionFailed, VnicFailed};
-use crate::peering::Update;
 use freeflow_engine::SessionId;
 use freeflow_shm::monotonic_ns;
 use freeflow_verbs::{Instant, VerbsError};
@@ -55,7 +54,7 @@ impl Control {
         let (cancelled, deadline) = (connection.cancelled.clone(), Instant(monotonic_ns()) + COMMAND_TIME_MAX);
         let ticket = Some(self.continuations.add::<C>(then));
         let bound = Some(Bound { session, cancelled, deadline });
-        self.worker.hand_over(session, Submission { ticket, command: command.into_command(), bound });
+        self.worker.hand_over(Some(session), Submission { ticket, command: command.into_command(), bound });
         Ok(Handled::Submitted)
     }
 
@@ -67,7 +66,7 @@ impl Control {
         then: impl FnOnce(&mut Self, C::Answer) + Send + 'static,
     ) {
         let ticket = Some(self.continuations.add::<C>(then));
-        self.worker.hand_over(session, Submission { ticket, command: command.into_command(), bound: None });
+        self.worker.hand_over(Some(session), Submission { ticket, command: command.into_command(), bound: None });
     }
 
     /// Takes what other threads left for this one; whether there was something.
@@ -114,13 +113,7 @@ impl Control {
 
     fn handle_thread_message(&mut self, message: Message) {
         match message {
-            Message::PeersUpdated { updates, backlog } => {
-                let is_datagram = |update: &&Update| matches!(update, Update::Cm { .. });
-                backlog.fetch_sub(updates.iter().filter(is_datagram).count(), Relaxed);
-                for update in updates {
-                    self.handle_peers_update(update);
-                }
-            }
+            Message::PeersUpdated { updates, backlog } => self.handle_peers_updates(updates, &backlog),
             Message::Identified { vnic, newcomer, process } => self.finish_connection(vnic, *newcomer, process),
             Message::AttachmentEnded { vnic } => self.handle_attachment_ended(&vnic),
             Message::ThreadsFrozen { connection, result } => {

@@ -6,6 +6,7 @@ use crate::attachment::AttachedProcess;
 use crate::audit::Who;
 use crate::base::slab::Key;
 use crate::base::wake::Waker;
+use crate::control::peer_updates::UpdateBacklog;
 use crate::control::session::Answer;
 use crate::control::store_slot::{AnyStore, Stored};
 use crate::dataplane::capture;
@@ -19,7 +20,6 @@ use freeflow_verbs::VerbsError;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::Sender;
 
 /// A connection that was accepted, before its process is known to be the one that connected.
@@ -31,11 +31,10 @@ pub(crate) struct Newcomer {
 
 #[allow(clippy::large_enum_variant, reason = "it lives for a moment")]
 pub(crate) enum Message {
-    /// Updates from other hosts' routers; `backlog` is lowered by the datagrams of connection
-    /// management among them.
+    /// Updates from other hosts' routers; `backlog` is lowered by them.
     PeersUpdated {
         updates: Vec<Update>,
-        backlog: Arc<AtomicUsize>,
+        backlog: UpdateBacklog,
     },
     /// A connection of a vNIC: its process was looked at.
     Identified {

@@ -1,10 +1,11 @@
-//! The peers thread's updates become commands to the worker and messages to the control thread.
+//! The peers thread's updates become messages to the control thread, and by it commands to the worker.
 //!
-//! Both hear where hosts and addresses are, each in the right order, but not at the same time.
+//! So the worker, asleep, need not be woken for each: the control thread executes the command in its
+//! place (`worker_lock`). It does so first: who hears that there is a peer finds the way to it.
 //! Connection management is the control thread's alone.
 use crate::control::message::{ControlHandle, Message};
-use crate::dataplane::command::UpdatePeers;
-use crate::dataplane::handle::WorkerHandle;
+use crate::control::thread::Control;
+use crate::dataplane::command::{Ask, Submission, UpdatePeers};
 use crate::peering::{Sink, Update};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -13,51 +14,68 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 const CM_BACKLOG_COUNT_MAX: usize = 8192;
 
 pub(crate) struct RouterSink {
-    worker: WorkerHandle,
     control: ControlHandle,
-    /// Updates that the worker, and messages that the control thread has not dealt with yet.
-    backlog: Arc<AtomicUsize>,
-    cm_backlog: Arc<AtomicUsize>,
+    backlog: UpdateBacklog,
+}
+
+/// Updates that were not dealt with yet.
+#[derive(Clone, Default)]
+pub(crate) struct UpdateBacklog {
+    /// By the worker.
+    of_worker: Arc<AtomicUsize>,
+    /// Messages of connection management.
+    of_cm: Arc<AtomicUsize>,
 }
 
 impl RouterSink {
-    pub fn new(worker: WorkerHandle, control: ControlHandle) -> Self {
-        Self { worker, control, backlog: Arc::default(), cm_backlog: Arc::default() }
+    pub fn new(control: ControlHandle) -> Self {
+        Self { control, backlog: UpdateBacklog::default() }
     }
+}
 
-    fn deliver_to_control(&self, updates: Vec<Update>) {
-        let count = updates.iter().filter(|update| matches!(update, Update::Cm { .. })).count();
-        self.cm_backlog.fetch_add(count, Relaxed);
-        self.control.send(Message::PeersUpdated { updates, backlog: self.cm_backlog.clone() });
+fn is_cm(update: &Update) -> bool {
+    matches!(update, Update::Cm { .. })
+}
+
+/// Whether the control thread hears of it, too.
+fn is_controls(update: &Update) -> bool {
+    match update {
+        Update::Settings(_) | Update::HostUp { .. } | Update::HostDown { .. } | Update::Route { .. } => true,
+        Update::Party { .. } | Update::Cm { .. } => true,
+        Update::Disconnected { .. } => false,
+        Update::Peer { .. } | Update::PeersGone { .. } | Update::Group { .. } | Update::Asked { .. } => false,
     }
 }
 
 impl Sink for RouterSink {
     fn deliver(&self, updates: Vec<Update>) {
-        let is_controls = |update: &&Update| match update {
-            Update::Settings(_) | Update::HostUp { .. } | Update::HostDown { .. } | Update::Route { .. } => true,
-            Update::Party { .. } | Update::Cm { .. } => true,
-            Update::Disconnected { .. } => false,
-            Update::Peer { .. } | Update::PeersGone { .. } | Update::Group { .. } | Update::Asked { .. } => false,
-        };
-        let of_control: Vec<Update> = updates.iter().filter(is_controls).cloned().collect();
-        let of_worker: Vec<Update> =
-            updates.into_iter().filter(|update| !matches!(update, Update::Cm { .. })).collect();
-        // First the worker: who hears by the control thread that there is a peer finds the way to it.
-        if !of_worker.is_empty() {
-            self.backlog.fetch_add(of_worker.len(), Relaxed);
-            self.worker.send(UpdatePeers { updates: of_worker, backlog: self.backlog.clone() });
-        }
-        if !of_control.is_empty() {
-            self.deliver_to_control(of_control);
-        }
+        let cm_count = updates.iter().filter(|update| is_cm(update)).count();
+        self.backlog.of_cm.fetch_add(cm_count, Relaxed);
+        self.backlog.of_worker.fetch_add(updates.len() - cm_count, Relaxed);
+        self.control.send(Message::PeersUpdated { updates, backlog: self.backlog.clone() });
     }
 
     fn backlog(&self) -> usize {
-        self.backlog.load(Relaxed)
+        self.backlog.of_worker.load(Relaxed)
     }
 
     fn has_cm_room(&self) -> bool {
-        self.cm_backlog.load(Relaxed) < CM_BACKLOG_COUNT_MAX
+        self.backlog.of_cm.load(Relaxed) < CM_BACKLOG_COUNT_MAX
+    }
+}
+
+impl Control {
+    pub(crate) fn handle_peers_updates(&mut self, updates: Vec<Update>, backlog: &UpdateBacklog) {
+        let cm_count = updates.iter().filter(|update| is_cm(update)).count();
+        backlog.of_cm.fetch_sub(cm_count, Relaxed);
+        let of_control: Vec<Update> = updates.iter().filter(|update| is_controls(update)).cloned().collect();
+        let of_worker: Vec<Update> = updates.into_iter().filter(|update| !is_cm(update)).collect();
+        if !of_worker.is_empty() {
+            let command = UpdatePeers { updates: of_worker, backlog: backlog.of_worker.clone() };
+            self.worker.hand_over(None, Submission { ticket: None, command: command.into_command(), bound: None });
+        }
+        for update in of_control {
+            self.handle_peers_update(update);
+        }
     }
 }

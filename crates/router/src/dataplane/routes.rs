@@ -6,7 +6,19 @@ use crate::dataplane::worker::Worker;
 use crate::peering::{Mad, Update};
 use freeflow_engine::{GroupChange, HostId, Path, Source, SourceBody, Token, TransmitOutcome, VnicId, management_head};
 use freeflow_protocol::peer::FEATURE_FRAMES;
-use freeflow_verbs::{Gid, GlobalRoute, Instant, NetworkId, Psn};
+use freeflow_verbs::{Gid, GlobalRoute, Instant, NetworkId, Psn, Qpn};
+
+/// Changes of one QP that follow on each other are one, unless they concern two hosts: a QP that is brought to RTR finds
+/// its way, and is somebody else.
+fn merge_changes(changed: &mut Vec<(Qpn, Option<HostId>)>) {
+    changed.dedup_by(|later, earlier| {
+        let is_one = later.0 == earlier.0 && (later.1 == earlier.1 || later.1.is_none() || earlier.1.is_none());
+        if is_one {
+            earlier.1 = earlier.1.or(later.1);
+        }
+        is_one
+    });
+}
 
 impl Ports {
     /// Sends a management datagram to a machine without FreeFlow, if some network may talk to it.
@@ -107,6 +119,7 @@ impl Worker {
             self.ports.fabric.peers.group(network, group, qpn);
         }
         let mut changed = std::mem::take(&mut self.ports.fabric.changed);
+        merge_changes(&mut changed);
         for (qpn, peer) in changed.drain(..) {
             let info = self.engine.peer_info(qpn);
             let fabric = &mut self.ports.fabric;
@@ -120,5 +133,25 @@ impl Worker {
             // Too many commands: it is tried again when this question is due again.
             let _ = fabric.peers.ask(host, qpn);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_of_one_qp_are_one_unless_two_hosts_hear_of_them() {
+        let (one, two) = (Some(HostId(1)), Some(HostId(2)));
+        let merged = |changes: &[(u32, Option<HostId>)]| {
+            let mut changed = changes.iter().map(|&(qpn, peer)| (Qpn(qpn), peer)).collect();
+            merge_changes(&mut changed);
+            changed.into_iter().map(|(qpn, peer)| (qpn.0, peer)).collect::<Vec<_>>()
+        };
+        assert_eq!(merged(&[(7, one), (7, None)]), [(7, one)]);
+        assert_eq!(merged(&[(7, None), (7, one), (7, one)]), [(7, one)]);
+        assert_eq!(merged(&[(7, None), (7, None)]), [(7, None)]);
+        assert_eq!(merged(&[(7, one), (7, two)]), [(7, one), (7, two)]);
+        assert_eq!(merged(&[(7, one), (8, None), (7, None)]), [(7, one), (8, None), (7, None)]);
     }
 }

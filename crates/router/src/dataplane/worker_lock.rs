@@ -22,9 +22,9 @@ use std::panic::AssertUnwindSafe;
 const LISTED_COUNT_MAX: usize = 4;
 
 impl WorkerHandle {
-    /// Has the command of a session executed now, if the worker sleeps, or by the worker. For the
-    /// control thread: the answer comes as an event in any case.
-    pub fn hand_over(&self, session: SessionId, submission: Submission) {
+    /// Has a command, of a session if one is named, executed now, if the worker sleeps, or by the worker.
+    /// For the control thread: the answer comes as an event in any case.
+    pub fn hand_over(&self, session: Option<SessionId>, submission: Submission) {
         let parker = self.waker.parker();
         // Fails only when the worker has ended, and then the router ends.
         let submit = |submission| drop(self.commands.send(submission));
@@ -43,16 +43,17 @@ impl Ports {
 }
 
 impl InlineWorker for Worker {
-    type Source = SessionId;
+    type Source = Option<SessionId>;
     type Job = Submission;
 
-    fn is_idle_for(&self, session: &SessionId) -> bool {
-        let has_rung = |id| self.ports.sessions.get(id).is_some_and(|session| !session.segment.summary_is_empty());
+    fn is_idle_for(&self, session: &Option<SessionId>) -> bool {
+        let session = session.and_then(|id| self.ports.sessions.get(id));
+        let has_rung = session.is_some_and(|session| !session.segment.summary_is_empty());
         let is_free =
             self.waiting.is_asleep() && self.ports.copies_in_flight() == 0 && self.waiting_commands.is_empty();
         // While packets flow, those that are in the sockets come first.
         let packets_flow = self.ports.fabric.is_active(Instant(freeflow_shm::monotonic_ns()));
-        is_free && !packets_flow && !has_rung(*session)
+        is_free && !packets_flow && !has_rung
     }
 
     fn collect(&mut self) -> bool {

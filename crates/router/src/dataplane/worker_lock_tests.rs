@@ -1,5 +1,5 @@
 //! Commands while the worker sleeps: who does them, in which order, and what wakes the worker.
-use crate::dataplane::command::{Ask, Call, Submission, Ticket};
+use crate::dataplane::command::{Ask, Call, Submission, Ticket, UpdatePeers};
 use crate::dataplane::event::Event;
 use crate::dataplane::handle::WorkerHandle;
 use crate::dataplane::lone_worker::LoneWorker;
@@ -9,10 +9,12 @@ use crate::dataplane::worker::Lock;
 use crate::dataplane::worker::Worker;
 use crate::memory::blocking_memory::BlockingMemory;
 use crate::memory::grants_tests::{End, connect, make_qp};
-use freeflow_engine::CqId;
+use crate::peering::Update;
+use freeflow_engine::{CqId, HostId};
 use freeflow_shm::{SendDescriptor, monotonic_ns};
-use freeflow_verbs::{Duration, Instant, SendFlags, SendOpcode};
+use freeflow_verbs::{Duration, Gid, Instant, NetworkId, SendFlags, SendOpcode};
 use std::any::Any;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex};
 
@@ -97,7 +99,7 @@ impl Rig {
 
     /// The first end's.
     fn hand_over(&self, submission: Submission) {
-        self.handle.hand_over(self.ends[0].session, submission);
+        self.handle.hand_over(Some(self.ends[0].session), submission);
     }
 
     fn done(&self) -> Vec<u32> {
@@ -113,6 +115,27 @@ fn a_command_is_done_while_the_worker_sleeps_and_does_not_wake_it() {
     }
     assert_eq!((rig.done().len(), rig.events.try_iter().count()), (100, 100));
     assert!(!rig.is_woken());
+}
+
+#[test]
+fn what_other_hosts_say_does_not_wake_the_worker_and_comes_in_order() {
+    let rig = Rig::new();
+    let backlog = Arc::new(AtomicUsize::new(2));
+    let (host, network, gid) = (Some(HostId(3)), NetworkId(1), Gid([9; 16]));
+    let update = |host| {
+        let updates = vec![Update::Route { network, gid, host }];
+        let command = UpdatePeers { updates, backlog: backlog.clone() }.into_command();
+        rig.handle.hand_over(None, Submission { ticket: None, command, bound: None });
+    };
+    let route = || rig.with(|worker| worker.ports.fabric.routes.get(&(network, gid)).copied());
+    update(host);
+    assert_eq!((route(), backlog.load(Relaxed), rig.is_woken()), (host, 1, false));
+    // Behind a command that waits in the worker's queue it waits, too.
+    rig.handle.submit(rig.plain(1));
+    update(None);
+    assert_eq!((route(), rig.done().len(), rig.is_woken()), (host, 0, true));
+    rig.turn();
+    assert_eq!((route(), rig.done().len(), backlog.load(Relaxed)), (None, 1, 0));
 }
 
 #[test]
