@@ -21,6 +21,8 @@ const QUEUE_BYTES_LOW: usize = 64 * 1024;
 /// From so much on connection management finds no room: tenants cause it, and it is sent again
 /// anyway. The messages on their way to one host, of which each vNIC has its share, are fewer.
 const QUEUE_BYTES_CM: usize = 1024 * 1024;
+/// Messages of a turn are written together, up to so many bytes.
+const WRITE_BYTES: usize = 32 * 1024;
 /// Read from one connection before the next has its turn.
 const READ_BYTES: usize = 16 * 1024;
 
@@ -128,6 +130,15 @@ impl Link {
             Stage::Established => (!self.channel.output().is_empty()).then(|| self.taken + STUCK_MAX),
             _ => Some(self.began + HANDSHAKE_MAX),
         }
+    }
+
+    pub fn has_output(&self) -> bool {
+        self.stage != Stage::Connecting && !self.channel.output().is_empty()
+    }
+
+    /// So much waits that it is better written before the turn's end.
+    pub fn is_long(&self) -> bool {
+        self.channel.output().len() >= WRITE_BYTES
     }
 
     pub fn has_room(&self) -> bool {

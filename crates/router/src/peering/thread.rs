@@ -155,6 +155,7 @@ impl Thread {
             self.expire(now);
             self.state.handle_timer(now);
             self.pump(now);
+            self.flush_all(now);
             busy |= self.give_room();
             self.publish(now);
             self.deliver();
@@ -170,7 +171,16 @@ impl Thread {
             self.deliver();
         }
         // The last commands: connections that end with this router.
-        self.take_commands(Instant(monotonic_ns()));
+        let now = Instant(monotonic_ns());
+        self.take_commands(now);
+        self.flush_all(now);
+    }
+
+    /// Writes what this turn has to say: to each host at once, as far as it takes it.
+    fn flush_all(&mut self, now: Instant) {
+        for connection in self.links_where(Link::has_output) {
+            self.flush(now, connection);
+        }
     }
 
     fn take_commands(&mut self, now: Instant) -> bool {
@@ -272,12 +282,17 @@ impl Thread {
             match output {
                 Output::Dial(host) => self.dial(now, host),
                 Output::Close(connection) => {
-                    self.links.remove(&connection);
+                    if let Some(mut link) = self.links.remove(&connection) {
+                        // What it was told before, as far as it takes it.
+                        link.flush(now);
+                    }
                 }
                 Output::Send(connection, message) => {
                     if let Some(link) = self.links.get_mut(&connection) {
                         link.send(now, &message);
-                        self.flush(now, connection);
+                        if link.is_long() {
+                            self.flush(now, connection);
+                        }
                     }
                 }
                 Output::Update(update) => {
