@@ -41,5 +41,6 @@ impl Control {
         info!("the router waits otherwise", mode = Mode::from(self.mode.mode).name(), reason = self.mode.reason);
         let mode = Mode::from(self.mode.mode);
         self.worker.send(SetMode { mode });
+        self.peers.set_sleeps_at_once(mode == Mode::LowCpu);
     }
 }

@@ -37,12 +37,13 @@ use crate::peering::{Peers, PeersHandle};
 use freeflow_engine::{SessionId, VnicId};
 use freeflow_orchestrator::State;
 use freeflow_orchestrator::mode::Decision;
+use freeflow_orchestrator::objects::HostMode;
 use freeflow_protocol::admin::Counters;
 use freeflow_protocol::library::{Request, Welcome};
 use freeflow_protocol::version::{Agreement, Offer, VersionRange};
 use freeflow_protocol::{MESSAGE_BYTES_MAX, PROTOCOL, library::Reply};
 use freeflow_shm::layout::{LAYOUT_VERSION, session};
-use freeflow_shm::{Doorbell, SessionSegment, fd};
+use freeflow_shm::{Doorbell, SessionSegment, ShortWait, fd};
 use freeflow_store::FileStore;
 use freeflow_verbs::{Instant, VerbsError};
 use rustix::buffer::spare_capacity;
@@ -56,6 +57,8 @@ use std::sync::mpsc::Receiver;
 use std::sync::{Arc, OnceLock};
 
 const EVENT_COUNT: usize = 128;
+/// Time for which the thread looks for something to do before it sleeps.
+const LOOK_MAX: std::time::Duration = std::time::Duration::from_micros(30);
 /// Layouts of the shared segments that this router makes.
 const LAYOUTS: VersionRange = VersionRange::only(LAYOUT_VERSION);
 /// Longest program name that is logged, characters.
@@ -170,6 +173,7 @@ pub struct Control {
     pub(crate) audit: Audit,
     /// How the worker waits, and why.
     pub(crate) mode: Decision,
+    short_wait: ShortWait,
 }
 
 /// Parts that the control thread starts with.
@@ -235,7 +239,9 @@ impl Control {
             network_notifier: Notifier::default(),
             audit: parts.audit,
             mode,
+            short_wait: ShortWait::default(),
         };
+        control.peers.set_sleeps_at_once(control.mode.mode == HostMode::Lowcpu);
         control.watch(control.waker.fd(), Topic::Waker, epoll::EventFlags::IN | epoll::EventFlags::ET)?;
         control.watch(control.admin_listener.as_fd(), Topic::AdminListener, epoll::EventFlags::IN)?;
         Ok(control)
@@ -289,11 +295,13 @@ impl Control {
 
     /// Waits for events, or for what other threads leave for this one: who finds it awake does not ring.
     fn wait(&mut self, events: &mut Vec<epoll::Event>) -> io::Result<()> {
+        if self.look_before_sleep(events) {
+            return Ok(());
+        }
         self.waker.set_sleeping(true);
         // The last look, see `Waker::wake`.
         let mut is_work = self.take_messages();
-        let has_admins = !self.admins_ready.is_empty() && !self.admin_busy;
-        is_work |= !self.has_command() && (has_admins || self.has_waiting_commands() || self.stop.load(Relaxed));
+        is_work |= self.is_wanted();
         let timeout = self.timeout(is_work);
         let waited = epoll::wait(&self.epoll, spare_capacity(events), timeout.as_ref());
         self.waker.set_sleeping(false);
@@ -301,6 +309,29 @@ impl Control {
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Whether something waits that no event reports.
+    fn is_wanted(&self) -> bool {
+        let has_admins = !self.admins_ready.is_empty() && !self.admin_busy;
+        !self.has_command() && (has_admins || self.has_waiting_commands() || self.stop.load(Relaxed))
+    }
+
+    /// Looks for the next request, or the next message of a connection, a little longer: while connections come and
+    /// go it is there sooner than a thread sleeps and is woken.
+    fn look_before_sleep(&mut self, events: &mut Vec<epoll::Event>) -> bool {
+        if self.mode.mode == HostMode::Lowcpu || self.is_wanted() || self.cm.next_due() == Some(Instant(0)) {
+            return false;
+        }
+        let mut short_wait = std::mem::take(&mut self.short_wait);
+        let found = short_wait.look(LOOK_MAX, || {
+            let is_work = self.take_messages();
+            // An error is found again by who waits.
+            let _ = epoll::wait(&self.epoll, spare_capacity(events), Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+            (is_work || !events.is_empty()).then_some(())
+        });
+        self.short_wait = short_wait;
+        found.is_some()
     }
 
     /// How long to wait for events; `None`: until there are some.

@@ -53,6 +53,8 @@ pub(super) enum Command {
 pub(super) struct Shared {
     pub waker: Waker,
     pub stop: AtomicBool,
+    /// LowCPU: the thread does not look for more before it sleeps.
+    pub sleeps_at_once: AtomicBool,
     /// In the queue of commands.
     pub queued: AtomicUsize,
     pub published: Mutex<Published>,
@@ -91,6 +93,13 @@ impl PeersHandle {
             // Fails only when the thread has ended, and then the router ends.
             let _ = inner.commands.send(command);
             inner.shared.waker.wake();
+        }
+    }
+
+    /// Whether the thread sleeps as soon as it has nothing to do.
+    pub fn set_sleeps_at_once(&self, sleeps_at_once: bool) {
+        if let Some(inner) = &self.inner {
+            inner.shared.sleeps_at_once.store(sleeps_at_once, Relaxed);
         }
     }
 

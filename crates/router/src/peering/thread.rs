@@ -15,7 +15,7 @@ use crate::base::privileges::{self, ThreadKind};
 use crate::base::wake::Waker;
 use freeflow_engine::HostId;
 use freeflow_protocol::admin::PeerStatus;
-use freeflow_shm::monotonic_ns;
+use freeflow_shm::{ShortWait, monotonic_ns};
 use freeflow_verbs::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::collections::BTreeMap;
@@ -40,6 +40,8 @@ const BACKLOG_PAUSE: Duration = Duration::from_millis(1);
 const LISTEN_PAUSE: Duration = Duration::from_millis(500);
 /// Between two publications of the status.
 const PUBLISH_INTERVAL: Duration = Duration::from_millis(50);
+/// Time for which the thread looks for something to do before it sleeps.
+const LOOK_MAX: std::time::Duration = std::time::Duration::from_micros(20);
 /// Longest wait, with nothing to do at all.
 const IDLE_MAX: Duration = Duration::from_millis(1000);
 
@@ -64,6 +66,7 @@ impl Peers {
         let shared = Arc::new(Shared {
             waker: Waker::new()?,
             stop: AtomicBool::new(false),
+            sleeps_at_once: AtomicBool::new(false),
             queued: AtomicUsize::new(0),
             published: Mutex::new(Published::default()),
             unknown_connections: AtomicU64::new(0),
@@ -85,6 +88,7 @@ impl Peers {
             stranger_lines: Lines::default(),
             published: None,
             is_changed: true,
+            short_wait: ShortWait::default(),
         };
         // Before the router says that it is ready.
         body.listen(now);
@@ -136,6 +140,7 @@ struct Thread {
     published: Option<Instant>,
     /// Something has changed since.
     is_changed: bool,
+    short_wait: ShortWait,
 }
 
 /// Owner of a descriptor that is waited for.
@@ -159,11 +164,17 @@ impl Thread {
             busy |= self.give_room();
             self.publish(now);
             self.deliver();
-            // From here on commands ring; those that came before are looked for once more.
-            self.shared.waker.set_sleeping(true);
-            busy |= self.shared.queued.load(Relaxed) > 0 || self.shared.stop.load(Relaxed);
-            let ready = self.wait(now, busy);
-            self.shared.waker.set_sleeping(false);
+            let ready = match self.look_before_sleep(now, busy) {
+                Some(ready) => ready,
+                None => {
+                    // From here on commands ring; those that came before are looked for once more.
+                    self.shared.waker.set_sleeping(true);
+                    busy |= self.is_wanted();
+                    let ready = self.wait(now, busy);
+                    self.shared.waker.set_sleeping(false);
+                    ready
+                }
+            };
             let now = Instant(monotonic_ns());
             for (topic, flags) in ready {
                 self.handle_event(now, topic, flags);
@@ -181,6 +192,25 @@ impl Thread {
         for connection in self.links_where(Link::has_output) {
             self.flush(now, connection);
         }
+    }
+
+    fn is_wanted(&self) -> bool {
+        self.shared.queued.load(Relaxed) > 0 || self.shared.stop.load(Relaxed)
+    }
+
+    /// Looks for the next message a little longer: while connections come and go it is there sooner than a thread
+    /// sleeps and is woken.
+    fn look_before_sleep(&mut self, now: Instant, busy: bool) -> Option<Vec<(Topic, PollFlags)>> {
+        if busy || self.shared.sleeps_at_once.load(Relaxed) {
+            return None;
+        }
+        let mut short_wait = std::mem::take(&mut self.short_wait);
+        let found = short_wait.look(LOOK_MAX, || {
+            let ready = self.wait(now, true);
+            (!ready.is_empty() || self.is_wanted()).then_some(ready)
+        });
+        self.short_wait = short_wait;
+        found
     }
 
     fn take_commands(&mut self, now: Instant) -> bool {
