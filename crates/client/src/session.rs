@@ -92,7 +92,7 @@ pub(crate) trait NotificationListener: Send + Sync {
     fn notify(&self);
 }
 
-/// What a thread that waits for a reply has.
+/// Room for a reply, and how the waits for the last ones went.
 pub(crate) struct Replies {
     buffer: Vec<u8>,
     wait: ShortWait,
@@ -580,14 +580,18 @@ pub(crate) fn exchange_bytes(
     if buffer.len() < MESSAGE_BYTES_MAX {
         buffer.resize(MESSAGE_BYTES_MAX, 0);
     }
-    let received = wait.look(QUICK_ANSWER, || fd::receive_now(socket, buffer, DESCRIPTORS_MAX)).unwrap_or_else(|| {
-        // As long as the router has its socket open: one that is stopped, or waits for its disk,
-        // answers when it goes on.
-        if !fd::readable_within(socket, PROMPT_ANSWER) {
-            undisturbed.admit_unhandled();
+    let received = match wait.look(QUICK_ANSWER, || fd::receive_now(socket, buffer, DESCRIPTORS_MAX)) {
+        Some(received) => received,
+        None => {
+            // As long as the router has its socket open: one that is stopped, or waits for its disk,
+            // answers when it goes on.
+            if !fd::readable_within(socket, PROMPT_ANSWER) {
+                undisturbed.admit_unhandled();
+            }
+            wait.note_woken(QUICK_ANSWER);
+            fd::receive_into(socket, buffer, DESCRIPTORS_MAX)
         }
-        fd::receive_into(socket, buffer, DESCRIPTORS_MAX)
-    });
+    };
     let (bytes, descriptors) = received?;
     if bytes == 0 {
         return Err(io::ErrorKind::UnexpectedEof.into());

@@ -209,7 +209,9 @@ impl EventChannel {
         let mut record = [0_u8; CM_EVENT_BYTES_MAX];
         let count = self.look(&mut record).unwrap_or_else(|| {
             // SAFETY: the buffer is that long.
-            unsafe { libc::syscall(libc::SYS_read, self.pipe(), record.as_mut_ptr(), record.len()) as isize }
+            let count = unsafe { libc::syscall(libc::SYS_read, self.pipe(), record.as_mut_ptr(), record.len()) };
+            self.note_read();
+            count as isize
         });
         self.taken(count, &record)
     }
@@ -219,6 +221,13 @@ impl EventChannel {
     /// non-blocking descriptor it looks once. Not a cancellation point.
     pub fn look(&self, record: &mut [u8]) -> Option<isize> {
         look(&mut *self.wait.try_lock().ok()?, LOOK_MAX, self.pipe(), record)
+    }
+
+    /// After a `read` that waited. The error of one that failed stays.
+    pub fn note_read(&self) {
+        if let Ok(mut wait) = self.wait.try_lock() {
+            wait.note_woken(LOOK_MAX);
+        }
     }
 
     /// Result of a `read` of a record.
@@ -395,7 +404,12 @@ mod tests {
         assert_eq!(unsafe { libc::socketpair(libc::AF_UNIX, libc::SOCK_SEQPACKET, 0, pair.as_mut_ptr()) }, 0);
         let ([read, write], mut record) = (pair, [0; 8]);
         // Long enough for the test to fail by its time limit.
-        let mut found = |at_most| look(&mut ShortWait::default(), at_most, read, &mut record);
+        let mut found = |at_most| {
+            let mut wait = ShortWait::default();
+            assert_eq!(wait.look(Duration::ZERO, || None::<()>), None);
+            wait.note_woken(Duration::from_secs(3600));
+            look(&mut wait, at_most, read, &mut record)
+        };
         // SAFETY: bytes of a local; descriptors of this test.
         unsafe {
             assert_eq!(found(Duration::ZERO), None, "a read would wait");

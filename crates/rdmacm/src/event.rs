@@ -314,11 +314,11 @@ pub unsafe extern "C-unwind" fn rdma_get_cm_event(
                 // SAFETY: the buffer is that long; `begin` holds a reference to the channel.
                 step = unsafe {
                     pthread_testcancel();
-                    let count = match look(channel, &mut record) {
-                        Some(count) => count,
-                        None => read(pipe, record.as_mut_ptr().cast(), record.len()),
+                    let (count, has_waited) = match look(channel, &mut record) {
+                        Some(count) => (count, false),
+                        None => (read(pipe, record.as_mut_ptr().cast(), record.len()), true),
                     };
-                    proceed(channel, event, count, &record)
+                    proceed(channel, event, (count, has_waited), &record)
                 };
             }
         }
@@ -362,14 +362,14 @@ fn refuse(number: c_int) -> ReadStep {
     ReadStep::Done(-1)
 }
 
-/// After a `read`.
+/// After a `read`, or a look that found what one would have returned.
 ///
 /// # Safety
 /// As for [`begin`], which was called before.
 unsafe fn proceed(
     channel: *mut rdma_event_channel,
     event: *mut *mut rdma_cm_event,
-    count: isize,
+    (count, has_waited): (isize, bool),
     record: &[u8],
 ) -> ReadStep {
     let failure = (count < 0).then(last_errno);
@@ -377,6 +377,9 @@ unsafe fn proceed(
         // SAFETY: `begin` left a reference, which is taken over here and left again if there is
         // more to read.
         let channel = unsafe { Arc::from_raw(channel.cast_const().cast::<EventChannel>()) };
+        if has_waited {
+            channel.note_read();
+        }
         let is_closed = channel.pipe() < 0;
         if is_closed && count <= 0 {
             return Ok(ReadStep::Never);

@@ -305,6 +305,7 @@ impl Control {
         let timeout = self.timeout(is_work);
         let waited = epoll::wait(&self.epoll, spare_capacity(events), timeout.as_ref());
         self.waker.set_sleeping(false);
+        self.short_wait.note_woken(LOOK_MAX);
         match waited {
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),

@@ -8,8 +8,8 @@ use freeflow_engine::{GroupChange, HostId, Path, Source, SourceBody, Token, Tran
 use freeflow_protocol::peer::FEATURE_FRAMES;
 use freeflow_verbs::{Gid, GlobalRoute, Instant, NetworkId, Psn, Qpn};
 
-/// Changes of one QP that follow on each other are one, unless they concern two hosts: a QP that is brought to RTR finds
-/// its way, and is somebody else.
+/// Changes of one QP that follow on each other are one, unless they concern two hosts: a QP that is brought to RTR
+/// finds its way, and is somebody else.
 fn merge_changes(changed: &mut Vec<(Qpn, Option<HostId>)>) {
     changed.dedup_by(|later, earlier| {
         let is_one = later.0 == earlier.0 && (later.1 == earlier.1 || later.1.is_none() || earlier.1.is_none());

@@ -172,6 +172,7 @@ impl Thread {
                     busy |= self.is_wanted();
                     let ready = self.wait(now, busy);
                     self.shared.waker.set_sleeping(false);
+                    self.short_wait.note_woken(LOOK_MAX);
                     ready
                 }
             };
@@ -313,7 +314,7 @@ impl Thread {
                 Output::Dial(host) => self.dial(now, host),
                 Output::Close(connection) => {
                     if let Some(mut link) = self.links.remove(&connection) {
-                        // What it was told before, as far as it takes it.
+                        // Messages from before that, as far as it takes them.
                         link.flush(now);
                     }
                 }
