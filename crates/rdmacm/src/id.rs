@@ -42,6 +42,8 @@ pub(crate) struct State {
     /// Events that the program got, and gave back.
     pub delivered: u32,
     pub completed: u32,
+    /// Threads that wait until events are given back.
+    waiting_count: u32,
     /// All records of it that were read.
     pub read: u32,
     /// The router knows it no more.
@@ -107,6 +109,7 @@ impl Id {
             is_synchronous: false,
             delivered: 0,
             completed: 0,
+            waiting_count: 0,
             read: 0,
             is_gone: false,
             removal_reported: false,
@@ -191,24 +194,35 @@ impl Id {
 
     /// One event of it was given back.
     pub fn acknowledge(&self) {
-        self.state().completed += 1;
-        self.acknowledged.notify_all();
+        let is_awaited = {
+            let mut state = self.state();
+            state.completed += 1;
+            state.waiting_count > 0
+        };
+        // A system call, whether somebody waits or not.
+        if is_awaited {
+            self.acknowledged.notify_all();
+        }
     }
 
     /// Waits until the program has given back all events it got.
     pub fn wait_for_acknowledgements(&self) {
-        let mut state = self.state();
-        while state.completed < state.delivered {
-            state = self.acknowledged.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
+        self.wait_while(|state| state.completed < state.delivered);
     }
 
     /// The same for one membership's events, which count as the identifier's too.
     pub fn wait_for(&self, mut is_done: impl FnMut() -> bool) {
+        self.wait_while(|_| !is_done());
+    }
+
+    /// Until an acknowledgement makes `waits` false, which is asked under the lock.
+    fn wait_while(&self, mut waits: impl FnMut(&State) -> bool) {
         let mut state = self.state();
-        while !is_done() {
+        state.waiting_count += 1;
+        while waits(&state) {
             state = self.acknowledged.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+        state.waiting_count -= 1;
     }
 }
 
