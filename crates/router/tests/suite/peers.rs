@@ -222,6 +222,19 @@ fn two_hosts_tell_each_other_what_they_have_and_answer() {
 }
 
 #[test]
+fn messages_of_one_turn_arrive_in_order_those_before_the_end_too() {
+    let lab = Lab::new(2);
+    let (one, mut other) = (lab.start(0, 10), lab.start(1, 20));
+    one.until_up(1);
+    other.until_up(1);
+    let update = |number| Update::Disconnected { host: HostId(1), qpn: Qpn(number), peer: Qpn(7) };
+    // More than is written at a time.
+    (0..2000).for_each(|number| other.handle.disconnected(HostId(1), Qpn(number), Qpn(7)));
+    other.stop();
+    (0..2000).for_each(|number| one.expect(&update(number)));
+}
+
+#[test]
 fn three_hosts_one_of_which_is_restarted() {
     let lab = Lab::new(3);
     let mut hosts: Vec<Host> = (0..3).map(|host| lab.start(host, host as u64)).collect();
