@@ -106,6 +106,9 @@ pub struct Header {
     /// Of the reserved bits the highest, which receivers ignore (IBTA 9.2.9). Between routers: the
     /// sender of a UD packet sent it by its IPv6 address.
     pub by_ipv6: bool,
+    /// The next one of them. Between routers: of a request, its acknowledgement may wait for what the program answers;
+    /// of an acknowledgement, it has waited, so that it measures no round trip.
+    pub ack_waits: bool,
     /// QPN of the receiver, 24 bits.
     pub dest_qpn: u32,
     /// Acknowledgement request bit.
@@ -156,6 +159,7 @@ impl Header {
             fecn: false,
             becn: false,
             by_ipv6: false,
+            ack_waits: false,
             dest_qpn: dest_qpn & MASK_24,
             ack_request: false,
             psn: psn & MASK_24,
@@ -198,6 +202,7 @@ impl Header {
         header.fecn = qp & 1 << 31 != 0;
         header.becn = qp & 1 << 30 != 0;
         header.by_ipv6 = qp & 1 << 29 != 0;
+        header.ack_waits = qp & 1 << 28 != 0;
         header.ack_request = psn & 1 << 31 != 0;
         if is_frame {
             header.read_frame(&mut reader)?;
@@ -280,7 +285,8 @@ impl Header {
         let flags = bit(self.solicited, 7) | bit(self.migrated, 6) | u32::from(self.pad & 3) << 4;
         let kind = if self.frame.is_some() { frame::OPCODE_BITS } else { 0 };
         writer.u32(u32::from(kind | self.opcode.byte()) << 24 | flags << 16 | u32::from(self.pkey));
-        writer.u32(bit(self.fecn, 31) | bit(self.becn, 30) | bit(self.by_ipv6, 29) | self.dest_qpn & MASK_24);
+        let reserved = bit(self.by_ipv6, 29) | bit(self.ack_waits, 28);
+        writer.u32(bit(self.fecn, 31) | bit(self.becn, 30) | reserved | self.dest_qpn & MASK_24);
         writer.u32(bit(self.ack_request, 31) | self.psn & MASK_24);
         debug_assert_eq!(writer.at, BTH_BYTES);
         match &self.frame {

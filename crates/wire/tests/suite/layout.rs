@@ -36,6 +36,7 @@ fn base_transport_header() {
     check(&Header { pkey: 0x7ffe, ..header(0x04) }, "04 00 7ffe 00 515253 00 616263");
     check(&Header { fecn: true, ..header(0x04) }, "04 00 ffff 80 515253 00 616263");
     check(&Header { by_ipv6: true, ..header(0x04) }, "04 00 ffff 20 515253 00 616263");
+    check(&Header { ack_waits: true, ..header(0x04) }, "04 00 ffff 10 515253 00 616263");
     check(&Header { becn: true, ..header(0x04) }, "04 00 ffff 40 515253 00 616263");
     check(&Header { ack_request: true, ..header(0x04) }, "04 00 ffff 00 515253 80 616263");
 }

@@ -17,7 +17,7 @@ fn header(opcode: Opcode, n: &[u64; 12], flags: u8, syndrome: Syndrome) -> Heade
     let flag = |bit: u8| flags & 1 << bit != 0;
     (header.solicited, header.migrated, header.ack_request) = (flag(0), flag(1), flag(2));
     (header.fecn, header.becn, header.pad, header.pkey) = (flag(3), flag(4), flags >> 5 & 3, n[2] as u16);
-    header.by_ipv6 = flag(7);
+    (header.by_ipv6, header.ack_waits) = (flag(7), n[2] & 1 << 16 != 0);
     if opcode.has_xrceth() {
         header.srqn = n[3] as u32 & MASK_24;
     }
@@ -117,7 +117,7 @@ fn what_no_packet_may_be_is_refused() {
 /// Bits that are reserved may be anything (IBTA 9.2: ignored by the receiver).
 #[test]
 fn reserved_bits_are_ignored() {
-    for (opcode, at, mask) in [(0x04, 4, 0x1f), (0x04, 8, 0x7f), (0xa4, 12, 0xff), (0x64, 16, 0xff)] {
+    for (opcode, at, mask) in [(0x04, 4, 0x0f), (0x04, 8, 0x7f), (0xa4, 12, 0xff), (0x64, 16, 0xff)] {
         let header = Header::new(Opcode::from_byte(opcode).unwrap(), 1, 2);
         let mut packet = packet_of(&header, b"four");
         packet[at] |= mask;
