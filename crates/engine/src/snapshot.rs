@@ -19,7 +19,7 @@ use thiserror::Error;
 /// First bytes of every snapshot.
 const MAGIC: [u8; 8] = *b"ffengine";
 /// Goes up with each change of what is written: there is no reading of other versions.
-pub const SNAPSHOT_VERSION: u32 = 11;
+pub const SNAPSHOT_VERSION: u32 = 12;
 const HEADER_BYTES: usize = MAGIC.len() + 4 + 8;
 
 /// Why bytes are no snapshot that can be restored.
@@ -44,13 +44,14 @@ impl Engine {
     fn encode(&self, bytes: Vec<u8>) -> Vec<u8> {
         let Self { requester, random, contexts, pds, networks, quarantine, unresolved } = self;
         let Requester { responder, groups } = requester;
-        let Responder { completer, sessions, xrc, qpns, policy, schedule, peers, acks_owed, drops } = responder;
+        let Responder { completer, sessions, xrc, qpns, policy, schedule, peers, acks_owed, acks_waiting, drops } =
+            responder;
         let Completer { vnics, cqs, srqs, ahs, keys, qps, timers, in_flight, ready, hosts, from: _, to: _ } = completer;
         // In groups, since a tuple has its limits.
         let state = (
             (random, vnics, sessions, contexts, pds, cqs, srqs, ahs, keys, xrc, groups),
             (qps, qpns, quarantine, timers, in_flight, ready, peers),
-            (hosts, unresolved, acks_owed, drops, policy, networks, schedule),
+            (hosts, unresolved, acks_owed, acks_waiting, drops, policy, networks, schedule),
         );
         postcard::to_extend(&state, bytes).expect("plain data has an encoding")
     }
@@ -60,11 +61,12 @@ impl Engine {
         let (
             (random, vnics, sessions, contexts, pds, cqs, srqs, ahs, keys, xrc, groups),
             (qps, qpns, quarantine, timers, in_flight, ready, peers),
-            (hosts, unresolved, acks_owed, drops, policy, networks, schedule),
+            (hosts, unresolved, acks_owed, acks_waiting, drops, policy, networks, schedule),
         ) = state;
         let (from, to) = (Vec::with_capacity(SGE_COUNT_MAX), Vec::with_capacity(SGE_COUNT_MAX));
         let completer = Completer { vnics, cqs, srqs, ahs, keys, qps, timers, in_flight, ready, hosts, from, to };
-        let responder = Responder { completer, sessions, xrc, qpns, policy, schedule, peers, acks_owed, drops };
+        let responder =
+            Responder { completer, sessions, xrc, qpns, policy, schedule, peers, acks_owed, acks_waiting, drops };
         let requester = Requester { responder, groups };
         rest.is_empty().then_some(Self { requester, random, contexts, pds, networks, quarantine, unresolved })
     }

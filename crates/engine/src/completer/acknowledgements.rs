@@ -55,7 +55,7 @@ impl Completer {
         match (header.opcode.operation(), header.aeth.syndrome) {
             (Operation::ReadResponse, _) => self.handle_response(env, now, id, packet),
             (Operation::AtomicAcknowledge, _) => self.handle_original(env, now, id, packet),
-            (_, AethSyndrome::Ack { .. }) => self.handle_ack(env, now, id, psn),
+            (_, AethSyndrome::Ack { .. }) => self.handle_ack(env, now, id, header),
             (_, AethSyndrome::ReceiverNotReady { timer }) => {
                 self.tally(id, |counters| counters.rnr_naks_received += 1);
                 if self.acknowledge_before(env, now, id, psn) {
@@ -70,9 +70,13 @@ impl Completer {
         }
     }
 
-    /// All up to and with `psn` has arrived.
-    fn handle_ack<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, psn: u32) {
-        self.measure(now, id, psn);
+    /// All up to and with `header.psn` has arrived.
+    fn handle_ack<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, header: &Header) {
+        let psn = header.psn;
+        match header.ack_waits {
+            false => self.measure(now, id, psn),
+            true => drop(self.take_sample(id, psn)),
+        }
         let was_probe = self.sender(id).clock.probed == Some(psn);
         if !self.acknowledge_before(env, now, id, psn_add(psn, 1)) || !was_probe {
             return;
@@ -319,6 +323,13 @@ impl Completer {
 
     /// Takes the round trip of the last packet that asked for an acknowledgement and has it now.
     fn measure(&mut self, now: Instant, id: QpId, psn: u32) {
+        if let Some(at) = self.take_sample(id, psn) {
+            self.sender(id).congestion.measure(now, now - at);
+        }
+    }
+
+    /// When the last packet up to this one went out that was to be measured.
+    fn take_sample(&mut self, id: QpId, psn: u32) -> Option<Instant> {
         let requester = self.sender(id);
         let mut sent_at = None;
         while let Some(&(sample, at)) = requester.samples.front()
@@ -327,9 +338,7 @@ impl Completer {
             sent_at = Some(at);
             requester.samples.pop_front();
         }
-        if let Some(at) = sent_at {
-            requester.congestion.measure(now, now - at);
-        }
+        sent_at
     }
 
     // ---- completions

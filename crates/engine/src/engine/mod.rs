@@ -85,9 +85,15 @@ impl Engine {
         self.requester.responder.has_work(id, has_next)
     }
 
-    /// Sends the acknowledgements that were put off while a batch of datagrams was handled.
-    pub fn flush_acks<E: Environment>(&mut self, env: &mut E, _now: Instant) {
-        self.requester.responder.flush_acks(env);
+    /// Sends the acknowledgements that were put off while a batch of datagrams was handled, but for those that wait for
+    /// what a program answers.
+    pub fn flush_acks<E: Environment>(&mut self, env: &mut E, now: Instant) {
+        self.requester.responder.flush_acks(env, now);
+    }
+
+    /// When the first acknowledgement has waited long enough; `poll_timeout` is not later.
+    pub fn acks_due(&self) -> Option<Instant> {
+        self.requester.responder.acks_due()
     }
 
     #[inline]

@@ -90,6 +90,7 @@ impl Requester {
             _ => Progress::Idle,
         };
         let sends = self.run_sends(env, now, qp, &mut budget);
+        self.responder.answered(env, qp);
         let (owes, progress) = self.end_run(env, now, qp, &budget, (owes, sends));
         if progress != Progress::More {
             self.responder.completer.leave_place(qp);
@@ -398,6 +399,7 @@ impl Requester {
     /// Expires timers up to `now`.
     pub(crate) fn handle_timeout<E: Environment>(&mut self, env: &mut E, now: Instant) {
         self.expire_limits(now);
+        self.responder.expire_waits(env, now);
         while let Some((id, kind)) = self.responder.completer.timers.expire(now) {
             if kind == TimerKind::Retransmit || self.qp(id).wire.is_some() && self.qp(id).service.is_reliable() {
                 self.wire_timeout(env, now, id, kind);
@@ -427,10 +429,8 @@ impl Requester {
 
     /// When `handle_timeout` is next needed.
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
-        match (self.responder.completer.timers.next(), self.responder.schedule.poll_timeout()) {
-            (Some(timer), Some(limit)) => Some(timer.min(limit)),
-            (timer, limit) => timer.or(limit),
-        }
+        let (timer, limit) = (self.responder.completer.timers.next(), self.responder.schedule.poll_timeout());
+        [timer, limit, self.responder.acks_due()].into_iter().flatten().min()
     }
 }
 

@@ -17,8 +17,9 @@
 //! requester's timers that is a peer that does not answer.
 use crate::fault::Fault;
 use crate::keys::Part;
-use crate::qp::SendPhase;
+use crate::qp::{QueuePair, SendPhase};
 use crate::requester::Requester;
+use crate::transport::habit::{PATIENT_PACKETS_MAX, PATIENT_TIMEOUT_MIN};
 use crate::transport::packets::{AckPolicy, Stamp, write, write_one};
 use crate::transport::requester::{ACKS_PER_WINDOW, SAMPLES_MAX, Stuck};
 use crate::transport::window::{Burst, Hold, MESSAGES_MAX};
@@ -265,8 +266,9 @@ impl Requester {
         };
         let source = Source { prefix: &[], body };
         let service = if qp.service == QpType::Rc { Service::Rc } else { Service::Xrc };
+        let is_patient = is_patient(qp, wire, burst);
         let frames = frame_bytes(qp.service, &wire.destination).is_some();
-        let stamp = Stamp { service, dest_qpn: qp.attributes.dest_qpn, mtu: window.mtu(), frames };
+        let stamp = Stamp { service, dest_qpn: qp.attributes.dest_qpn, mtu: window.mtu(), frames, is_patient };
         let outcome = if burst.packets == 1 {
             env.transmit(token, &wire.destination, &[write_one(&stamp, message, burst, acks)], source)
         } else {
@@ -316,6 +318,9 @@ impl Requester {
         {
             requester.samples.push_back((psn, now));
         }
+        if !repeats {
+            self.wire_mut(id).responder.habit.note_answer(now);
+        }
     }
 
     pub(crate) fn count_burst(&mut self, id: QpId, burst: &Burst) {
@@ -353,6 +358,11 @@ impl Requester {
         let requester = self.responder.completer.sender(id);
         let Some(burst) = requester.fetching.take() else { return };
         if result.is_ok() {
+            if !requester.window.repeats(burst.psn) {
+                self.wire_mut(id).responder.habit.note_answer(now);
+                self.responder.answered(env, id);
+            }
+            let requester = self.responder.completer.sender(id);
             requester.window.note_sent(psn_add(burst.psn, burst.packets));
             if requester.window.oldest() == burst.psn {
                 // Until now nothing was on the way.
@@ -366,6 +376,18 @@ impl Requester {
             self.get_stuck(env, now, id, (burst.psn, Stuck::Memory));
         }
     }
+}
+
+/// Whether the acknowledgement of a message may wait for what the peer's program answers. Not if that would keep
+/// anything here waiting: a window, a drain, a short timeout, a packet that goes out again.
+fn is_patient(qp: &QueuePair, wire: &Wire, burst: &Burst) -> bool {
+    let window = &wire.requester.window;
+    let timeout = qp.attributes.timeout;
+    wire.is_to_router
+        && qp.state() == QpState::ReadyToSend
+        && (timeout == 0 || timeout >= PATIENT_TIMEOUT_MIN)
+        && window.on_the_way() < PATIENT_PACKETS_MAX
+        && !window.repeats(burst.psn)
 }
 
 fn inline_part(data: &[u8], start: u32, bytes: u32) -> &[u8] {

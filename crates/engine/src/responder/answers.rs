@@ -11,7 +11,7 @@ use crate::limits::ATOMIC_BYTES;
 use crate::qp::Teardown;
 use crate::responder::Responder;
 use crate::transport::answers::{
-    Answer, Body, DIRECT_BYTES_MAX, NO_PACKET, RESPONSE_BURST_BYTES_MAX, RESPONSE_BURST_PACKETS_MAX, Reading,
+    AckWait, Answer, Body, DIRECT_BYTES_MAX, NO_PACKET, RESPONSE_BURST_BYTES_MAX, RESPONSE_BURST_PACKETS_MAX, Reading,
     ResponseBurst, ResponseVerdict, is_atomic,
 };
 use crate::transport::wire::WireOperation;
@@ -49,10 +49,11 @@ impl Responder {
         self.answer_now(env, id);
     }
 
-    /// All packets up to this one are acknowledged, at the latest by [`Engine::flush_acks`].
-    pub(crate) fn owe_ack(&mut self, id: QpId, psn: u32) {
+    /// All packets up to this one are acknowledged, at the latest by [`Engine::flush_acks`], unless it lets that wait.
+    pub(crate) fn owe_ack(&mut self, id: QpId, psn: u32, may_wait: bool) {
         let responder = &mut self.wire_mut(id).responder;
         responder.unacknowledged = 0;
+        responder.habit.note_message(may_wait);
         let covered = responder.answers.owe_ack(psn);
         if !core::mem::replace(&mut responder.listed, true) {
             self.acks_owed.push_back(id);
@@ -96,6 +97,9 @@ impl Responder {
         id: QpId,
         budget: &mut Budget,
     ) -> Progress {
+        if self.qp(id).state() == QpState::Error {
+            self.end_wait(env, id);
+        }
         let kept = budget.bytes / 2;
         budget.bytes -= kept;
         let progress = self.send_answers(env, id, budget);
@@ -104,15 +108,16 @@ impl Responder {
     }
 
     /// Sends the acknowledgements that were put off while a batch of datagrams was handled.
-    pub(crate) fn flush_acks<E: Environment>(&mut self, env: &mut E) {
+    pub(crate) fn flush_acks<E: Environment>(&mut self, env: &mut E, now: Instant) {
         while let Some(id) = self.acks_owed.pop_front() {
             let Some(wire) = self.completer.qps.get_mut(id).and_then(|qp| qp.wire.as_mut()) else { continue };
             wire.responder.listed = false;
             // A READ response that the ACK must not overtake has its own turn.
-            if wire.responder.answers.queue.is_empty() {
+            if !self.begin_wait(now, id) && self.wire(id).responder.answers.queue.is_empty() {
                 self.answer_now(env, id);
             }
         }
+        self.drop_ended();
     }
 
     /// Whether the responder says anything: also in ERROR, if that is where its last words took it.
@@ -157,7 +162,11 @@ impl Responder {
                 Header { original: *original, ..header(Operation::AtomicAcknowledge, *psn) }
             }
             (Some(Answer { psn, body: Body::Written | Body::Flushed, .. }), _) => header(Operation::ReadResponse, *psn),
-            (None, ResponseVerdict::Ack { psn }) => header(Operation::Acknowledge, psn),
+            (None, ResponseVerdict::Ack { psn }) => match answers.wait {
+                AckWait::Until(_) => return Next::Nothing,
+                AckWait::None => header(Operation::Acknowledge, psn),
+                AckWait::Over => Header { ack_waits: true, ..header(Operation::Acknowledge, psn) },
+            },
             (None, ResponseVerdict::Nak { psn, syndrome }) => {
                 let acknowledge = header(Operation::Acknowledge, psn);
                 Header { aeth: Aeth { syndrome, ..acknowledge.aeth }, ..acknowledge }
@@ -191,7 +200,7 @@ impl Responder {
         let answers = &mut self.wire_mut(id).responder.answers;
         if answers.queue.pop_front().is_none() {
             self.count_verdict(id);
-            self.wire_mut(id).responder.answers.verdict = ResponseVerdict::None;
+            self.wire_mut(id).responder.answers.clear_verdict();
         }
         Sent::On
     }

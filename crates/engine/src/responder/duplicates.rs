@@ -20,7 +20,7 @@ impl Responder {
         self.completer.tally(id, |counters| counters.duplicate_requests += 1);
         let Some((request, body)) = self.repeat(id, packet) else { return };
         match body {
-            None => self.owe_ack(id, psn_add(self.wire(id).responder.expected_psn, MASK_24)),
+            None => self.owe_ack(id, psn_add(self.wire(id).responder.expected_psn, MASK_24), false),
             Some(body) => {
                 let answer = Answer { request, psn: packet.header.psn, is_counted: false, body };
                 if self.wire_mut(id).responder.answers.replay(answer) {

@@ -17,13 +17,16 @@ impl Responder {
             return true;
         }
         let (host, qpn) = (wire.destination.host, Qpn(self.qp(id).attributes.dest_qpn));
-        let open = match env.peer(host, qpn) {
+        let answer = env.peer(host, qpn);
+        let is_to_router = matches!(answer, PeerAnswer::Known(_));
+        let open = match answer {
             PeerAnswer::Known(info) => is_connected_back(self.qp(id), &info),
             PeerAnswer::External(gid) => self.may_talk_outside(env, id, host, gid),
             PeerAnswer::Absent | PeerAnswer::Asked => false,
         };
         if open {
-            self.wire_mut(id).gate = PeerGate::Open;
+            let wire = self.wire_mut(id);
+            (wire.gate, wire.is_to_router) = (PeerGate::Open, is_to_router);
         }
         open
     }

@@ -15,6 +15,7 @@ mod paths;
 pub(crate) mod routing;
 mod unreliable;
 mod violations;
+mod waits;
 mod xrc;
 
 use crate::arrival::{Arrival, Nak, Rejection, needs_depth, receive_bytes};
@@ -47,6 +48,8 @@ pub(crate) struct Responder {
     pub peers: Peers,
     /// QPs that owe an acknowledgement.
     pub acks_owed: VecDeque<QpId>,
+    /// QPs whose acknowledgement waits for the program's answer, by the end of the wait; some have sent it since.
+    pub acks_waiting: VecDeque<(Instant, QpId)>,
     pub drops: Drops,
 }
 
@@ -61,6 +64,7 @@ impl Responder {
             schedule: Schedule::default(),
             peers: Peers::default(),
             acks_owed: VecDeque::new(),
+            acks_waiting: VecDeque::new(),
             drops: Drops::default(),
         }
     }

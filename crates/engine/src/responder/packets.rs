@@ -97,7 +97,7 @@ impl Responder {
         responder.phase = Phase::Listening;
         if responder.answers.retract_nak() {
             // It would have acknowledged what came before.
-            self.owe_ack(id, psn_add(packet.header.psn, MASK_24));
+            self.owe_ack(id, psn_add(packet.header.psn, MASK_24), false);
         }
         let interrupts = self.wire(id).responder.message.is_some();
         match packet.header.opcode.operation() {
@@ -308,7 +308,7 @@ impl Responder {
             responder.complete_message();
         }
         if due {
-            self.owe_ack(id, writing.psn);
+            self.owe_ack(id, writing.psn, writing.ack_waits && writing.packets == 1);
         }
         if let Some(message) = ended {
             self.finish_message(env, now, id, writing, message.arrived);
@@ -339,7 +339,7 @@ impl Responder {
         }
         // Its completion took the QP down; the message has arrived all the same.
         if self.qp(id).state() == QpState::Error {
-            self.owe_ack(id, writing.psn);
+            self.owe_ack(id, writing.psn, false);
             self.wire_mut(id).responder.phase = Phase::Closing;
             self.answer_now(env, id);
         }

@@ -30,6 +30,7 @@ impl Responder {
         self.qp_mut(id).wire = Some(Box::new(Wire {
             destination,
             gate: PeerGate::Unchecked,
+            is_to_router: false,
             requester: WireRequester::new(sq_psn, mtu),
             share: HostShare::default(),
             responder: WireResponder::new(rq_psn),
@@ -65,6 +66,7 @@ impl Responder {
 
     /// The QP is reset or goes: nothing of it is on the way any more.
     pub(crate) fn cut_wire<E: Environment>(&mut self, env: &mut E, id: QpId) {
+        self.end_wait(env, id);
         self.completer.leave_host(id);
         let qp = self.qp_mut(id);
         let (qpn, dest_qpn) = (qp.qpn, qp.attributes.dest_qpn);

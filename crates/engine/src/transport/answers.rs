@@ -8,6 +8,7 @@
 //! superfluous: this is how acknowledgements are coalesced.
 use crate::{PacketHead, PdId};
 use alloc::collections::VecDeque;
+use freeflow_verbs::Instant;
 use freeflow_wire::{HEADER_BYTES_MAX, Header, HeaderBytes, Operation, psn_add, psn_ahead};
 use serde::{Deserialize, Serialize};
 
@@ -32,6 +33,7 @@ pub(crate) const NO_PACKET: PacketHead =
 pub(crate) struct Answers {
     pub queue: VecDeque<Answer>,
     pub verdict: ResponseVerdict,
+    pub wait: AckWait,
     /// Responses are being fetched elsewhere; nothing may go out before them.
     pub fetching: bool,
 }
@@ -93,9 +95,17 @@ pub(crate) enum ResponseVerdict {
     Nak { psn: u32, syndrome: freeflow_wire::Syndrome },
 }
 
+/// Whether the verdict, if it is an ACK, waits for what the program answers; see `responder::waits`.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum AckWait {
+    None,
+    Until(Instant),
+    Over,
+}
+
 impl Answers {
     pub fn new() -> Self {
-        Self { queue: VecDeque::new(), verdict: ResponseVerdict::None, fetching: false }
+        Self { queue: VecDeque::new(), verdict: ResponseVerdict::None, wait: AckWait::None, fetching: false }
     }
 
     pub fn is_full(&self) -> bool {
@@ -115,7 +125,7 @@ impl Answers {
         self.queue.push_back(answer);
         let covers = matches!(self.verdict, ResponseVerdict::Ack { .. });
         if covers {
-            self.verdict = ResponseVerdict::None;
+            self.clear_verdict();
         }
         covers
     }
@@ -142,14 +152,14 @@ impl Answers {
     pub fn owe_ack(&mut self, psn: u32) -> bool {
         let covered = matches!(self.verdict, ResponseVerdict::Ack { .. });
         if !matches!(self.verdict, ResponseVerdict::Nak { .. }) {
-            self.verdict = ResponseVerdict::Ack { psn };
+            (self.verdict, self.wait) = (ResponseVerdict::Ack { psn }, AckWait::None);
         }
         covered
     }
 
     /// All packets before this one are acknowledged, this one is not.
     pub fn owe_nak(&mut self, psn: u32, syndrome: freeflow_wire::Syndrome) {
-        self.verdict = ResponseVerdict::Nak { psn, syndrome };
+        (self.verdict, self.wait) = (ResponseVerdict::Nak { psn, syndrome }, AckWait::None);
     }
 
     /// Takes a NAK back, since the missing packet has come. True if the NAK has not gone out, and
@@ -157,9 +167,27 @@ impl Answers {
     pub fn retract_nak(&mut self) -> bool {
         let unsent = matches!(self.verdict, ResponseVerdict::Nak { .. });
         if unsent {
-            self.verdict = ResponseVerdict::None;
+            self.clear_verdict();
         }
         unsent
+    }
+
+    /// It has gone out, or need not.
+    pub fn clear_verdict(&mut self) {
+        (self.verdict, self.wait) = (ResponseVerdict::None, AckWait::None);
+    }
+
+    /// Until when the ACK waits.
+    pub fn waits_until(&self) -> Option<Instant> {
+        match self.wait {
+            AckWait::Until(until) => Some(until),
+            AckWait::None | AckWait::Over => None,
+        }
+    }
+
+    /// The next to go out is an ACK, which says only that messages have come.
+    pub fn may_wait(&self) -> bool {
+        self.queue.is_empty() && matches!(self.verdict, ResponseVerdict::Ack { .. })
     }
 
     pub fn is_empty(&self) -> bool {

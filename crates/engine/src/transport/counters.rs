@@ -70,6 +70,8 @@ pub struct WireCounters {
     pub answers_ignored: u64,
     /// Acknowledgements that were put off and covered by a later one.
     pub acks_deferred: u64,
+    /// Responder: acknowledgements that waited for the program's answer and went out behind it.
+    pub acks_with_answers: u64,
     /// Requester: requests that failed for want of an acknowledgement.
     pub retries_exceeded: u64,
     /// Requester: requests that failed for want of a RECV.

@@ -12,6 +12,7 @@ pub(crate) mod carrier;
 pub(crate) mod congestion;
 pub(crate) mod counters;
 pub(crate) mod datagrams;
+pub(crate) mod habit;
 pub(crate) mod hosts;
 pub(crate) mod management;
 pub(crate) mod packets;

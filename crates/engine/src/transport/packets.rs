@@ -23,6 +23,8 @@ pub(crate) struct Stamp {
     pub mtu: u32,
     /// They travel as frames.
     pub frames: bool,
+    /// Acknowledgements may wait for the program's answer.
+    pub is_patient: bool,
 }
 
 /// When a packet asks for an acknowledgement (AckReq): the last of each message, and within a long
@@ -98,6 +100,7 @@ fn packet(stamp: &Stamp, message: &OutgoingMessage, at: u32, acks: &mut AckPolic
         };
     }
     header.ack_request = acks.asks(header.psn, bytes, header.opcode.ends());
+    header.ack_waits = stamp.is_patient && place == PacketPosition::Only;
     PacketHead::new(header, bytes as usize)
 }
 

@@ -1,6 +1,7 @@
 //! State of the responder of a connected QP about its peer's packets; `responder::packets` acts on
 //! it.
 use crate::transport::answers::Answers;
+use crate::transport::habit::Habit;
 use crate::transport::packets::Packet;
 use crate::transport::replay::Replays;
 use freeflow_verbs::{Access, SendOpcode};
@@ -27,6 +28,7 @@ pub(crate) struct WireResponder {
     pub(crate) unacknowledged: u32,
     /// It stands in `Engine::acks_owed`.
     pub(crate) listed: bool,
+    pub(crate) habit: Habit,
 }
 
 /// How the responder looks at packets beyond the expected one, and whether it goes on at all.
@@ -66,6 +68,8 @@ pub(crate) struct PendingWrite {
     pub bytes: u32,
     /// Any of them.
     pub ack_request: bool,
+    /// All of them let it wait.
+    pub ack_waits: bool,
     pub solicited: bool,
     /// Immediate data, or the key to invalidate.
     pub argument: u32,
@@ -93,6 +97,7 @@ impl WireResponder {
             replays: Replays::default(),
             unacknowledged: 0,
             listed: false,
+            habit: Habit::new(),
         }
     }
 
@@ -115,6 +120,7 @@ impl PendingWrite {
             opcode: header.opcode,
             bytes: packet.payload.len() as u32,
             ack_request: header.ack_request,
+            ack_waits: header.ack_waits,
             solicited: header.solicited,
             argument: if header.opcode.has_ieth() { header.invalidate } else { header.immediate },
         }
@@ -130,6 +136,7 @@ impl PendingWrite {
         self.bytes += bytes;
         (self.psn, self.opcode, self.solicited) = (header.psn, header.opcode, header.solicited);
         self.ack_request |= header.ack_request;
+        self.ack_waits &= header.ack_waits;
     }
 }
 

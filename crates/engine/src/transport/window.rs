@@ -181,6 +181,11 @@ impl SendWindow {
         self.oldest != self.next
     }
 
+    /// PSNs on the way.
+    pub fn on_the_way(&self) -> u32 {
+        distance(self.next, self.oldest)
+    }
+
     /// The oldest message is the one that goes out next.
     pub fn sends_oldest(&self) -> bool {
         self.sending == 0

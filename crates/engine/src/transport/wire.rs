@@ -31,6 +31,8 @@ pub(crate) const PKEY_MASK: u16 = 0x7fff;
 pub(crate) struct Wire {
     pub destination: Destination,
     pub gate: PeerGate,
+    /// The gate was last opened by a router's word: the peer is no external machine.
+    pub is_to_router: bool,
     /// RC, XRC.
     pub requester: WireRequester,
     /// RC, XRC.

@@ -48,6 +48,7 @@ impl Engine {
         let (qpn, peer) = (qp.qpn, Qpn(qp.attributes.dest_qpn));
         let host = qp.wire.as_ref().map(|wire| wire.destination.host);
         env.raise(AsyncEventKind::QpFatal, EventTarget::Qp(id));
+        self.requester.responder.silence(id);
         self.completer_mut().enter_error(env, id);
         if let Some(host) = host {
             env.identity_changed(qpn, Some(host));
@@ -65,6 +66,7 @@ impl Engine {
         let is_its_own = qp.wire.as_ref().is_some_and(|wire| wire.destination.host == host);
         if is_its_own && qp.attributes.dest_qpn == peer.0 && qp.receives() {
             env.raise(AsyncEventKind::QpFatal, EventTarget::Qp(id));
+            self.requester.responder.silence(id);
             self.completer_mut().enter_error(env, id);
             env.identity_changed(qpn, Some(host));
         }

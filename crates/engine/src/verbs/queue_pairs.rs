@@ -164,6 +164,7 @@ impl Engine {
     }
 
     fn modify_to_reset<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId) -> Result<(), Refusal> {
+        self.requester.responder.end_wait(env, id);
         let qp = self.qp_mut(id);
         if qp.has_in_flight() {
             qp.teardown = Teardown::Reset;
@@ -284,6 +285,7 @@ impl Engine {
         if self.leave_target(qp, session) {
             return Ok(());
         }
+        self.requester.responder.end_wait(env, qp);
         let pair = self.qp_mut(qp);
         if pair.has_in_flight() {
             pair.teardown = Teardown::Destroy;

@@ -66,7 +66,7 @@ impl Worker {
         let idle = self.waiting.idle_limit(now, packets_flow);
         if idle.is_some_and(|idle| now - self.waiting.busy_at >= idle || self.keeps_pollers_waiting()) {
             let timeout = self.next_timeout(now);
-            if timeout.is_none_or(|span| span >= TIMER_NEAR) {
+            if timeout.is_none_or(|span| span >= TIMER_NEAR || self.waits_for_program(now, span)) {
                 return self.park(now, timeout);
             }
         }
@@ -100,6 +100,11 @@ impl Worker {
         let few = 1..=POLLERS_LOOKED_AT_MAX;
         let publishes = self.waiting.policy == WAIT_YIELD && cpu != NO_CPU;
         publishes && few.contains(&self.active.len()) && self.active.iter().all(waits)
+    }
+
+    /// The first that is due is an acknowledgement that waits for a program's answer: which may need this processor.
+    fn waits_for_program(&self, now: Instant, timeout: Duration) -> bool {
+        self.engine.acks_due().is_some_and(|at| at - now <= timeout)
     }
 
     fn park(&mut self, now: Instant, timeout: Option<Duration>) -> Next {

@@ -34,6 +34,7 @@ pub fn names(counters: &WireCounters) -> Vec<Named> {
         ("acks_sent", counters.acks_sent),
         ("acks_rcvd", counters.acks_received),
         ("ack_deferred", counters.acks_deferred),
+        ("acks_with_answers", counters.acks_with_answers),
         ("retry_exceeded_err", counters.retries_exceeded),
         ("retry_rnr_exceeded_err", counters.rnr_retries_exceeded),
         ("lost_messages", counters.lost),
