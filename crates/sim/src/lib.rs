@@ -44,6 +44,7 @@ use run::Run;
 pub struct Report {
     pub seed: u64,
     pub has_carrier: bool,
+    pub has_dialogues: bool,
     pub wrongs: Vec<String>,
     pub digest: u64,
     pub ended_at: u64,
@@ -51,6 +52,8 @@ pub struct Report {
     pub packets: u64,
     pub carried: CarrierCounts,
     pub restored: u64,
+    /// Acknowledgements that went out behind an answer.
+    pub acks_with_answers: u64,
     pub trace: Vec<String>,
 }
 
@@ -60,12 +63,15 @@ pub fn run(seed: u64, traces: bool) -> Report {
 }
 
 pub fn run_plan(plan: Plan, traces: bool) -> Report {
-    let (seed, has_carrier) = (plan.seed, plan.host_model.carrier_model != CarrierModel::default());
+    let (seed, has_dialogues) = (plan.seed, plan.dialogues);
+    let has_carrier = plan.host_model.carrier_model != CarrierModel::default();
     let mut run = Run::new(plan, traces);
     run.go();
+    let acks_with_answers = run.acks_with_answers();
     Report {
         seed,
         has_carrier,
+        has_dialogues,
         wrongs: run.wrongs,
         digest: run.sim.digest,
         ended_at: run.sim.now,
@@ -73,6 +79,7 @@ pub fn run_plan(plan: Plan, traces: bool) -> Report {
         packets: run.sim.fabric.counts.carried,
         carried: run.sim.carrier_counts,
         restored: run.sim.restored,
+        acks_with_answers,
         trace: run.sim.trace.unwrap_or_default(),
     }
 }
@@ -80,6 +87,7 @@ pub fn run_plan(plan: Plan, traces: bool) -> Report {
 /// Description of a run that went wrong.
 pub fn failure(report: &Report) -> String {
     let carrier = if report.has_carrier { " --carrier" } else { "" };
-    let replay = format!("cargo run -p freeflow-sim -- --seed {}{carrier} --trace", report.seed);
+    let dialogues = if report.has_dialogues { " --dialogues" } else { "" };
+    let replay = format!("cargo run -p freeflow-sim -- --seed {}{carrier}{dialogues} --trace", report.seed);
     format!("seed {}: {}\nreplay: {replay}", report.seed, report.wrongs.join("\n"))
 }

@@ -1,15 +1,17 @@
-//! Runs seeds: `freeflow-sim [--seed N] [--count N] [--carrier] [--trace]`, `freeflow-sim
+//! Runs seeds: `freeflow-sim [--seed N] [--count N] [--carrier] [--dialogues] [--trace]`, `freeflow-sim
 //! --goodput`.
 #![forbid(unsafe_code)]
 use freeflow_sim::{failure, goodput, plan::Plan, run_plan};
 use std::process::ExitCode;
 
-const USAGE: &str = "usage: freeflow-sim [--seed N] [--count N] [--carrier] [--trace] [--plan] | --goodput";
+const USAGE: &str =
+    "usage: freeflow-sim [--seed N] [--count N] [--carrier] [--dialogues] [--trace] [--plan] | --goodput";
 
 struct Asked {
     seed: u64,
     count: u64,
     carrier: bool,
+    dialogues: bool,
     traces: bool,
     plan: bool,
     goodput: bool,
@@ -27,7 +29,11 @@ fn main() -> ExitCode {
     let mut failed = 0;
     let (mut completions, mut packets) = (0, 0);
     for seed in asked.seed..asked.seed + asked.count {
-        let plan = if asked.carrier { Plan::with_carrier(seed) } else { Plan::new(seed) };
+        let plan = match (asked.carrier, asked.dialogues) {
+            (true, _) => Plan::with_carrier(seed),
+            (false, true) => Plan::with_dialogues(seed),
+            (false, false) => Plan::new(seed),
+        };
         if asked.plan {
             println!("{plan:#?}");
         }
@@ -47,12 +53,14 @@ fn main() -> ExitCode {
 }
 
 fn parse(mut arguments: impl Iterator<Item = String>) -> Option<Asked> {
-    let mut asked = Asked { seed: 0, count: 1, carrier: false, traces: false, plan: false, goodput: false };
+    let mut asked =
+        Asked { seed: 0, count: 1, carrier: false, dialogues: false, traces: false, plan: false, goodput: false };
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--seed" => asked.seed = arguments.next()?.parse().ok()?,
             "--count" => asked.count = arguments.next()?.parse().ok()?,
             "--carrier" => asked.carrier = true,
+            "--dialogues" => asked.dialogues = true,
             "--trace" => asked.traces = true,
             "--plan" => asked.plan = true,
             "--goodput" => asked.goodput = true,

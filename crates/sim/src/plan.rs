@@ -48,6 +48,8 @@ pub struct Plan {
     pub shaped: bool,
     /// Of each host: the payload of the frames that it sends; 0: it sends packets of the standard.
     pub frames: Vec<u16>,
+    /// Connected QPs talk in turns: one short message, one short answer, mostly soon.
+    pub dialogues: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -105,7 +107,17 @@ impl Plan {
             repost_ns_max: rng.pick(&[0, 50_000, 2 * MS]),
             shaped: false,
             frames: frames(seed, hosts),
+            dialogues: false,
         }
+    }
+
+    /// The same with dialogues, of more messages.
+    pub fn with_dialogues(seed: u64) -> Self {
+        let mut plan = Self { dialogues: true, ..Self::new(seed) };
+        for connection in &mut plan.connections {
+            connection.requests *= 4;
+        }
+        plan
     }
 
     /// The same with a carrier between its hosts.

@@ -12,6 +12,11 @@ pub enum Action {
         connection: usize,
         side: usize,
     },
+    /// In a dialogue.
+    Answer {
+        connection: usize,
+        side: usize,
+    },
     Datagram {
         party: usize,
     },

@@ -7,7 +7,9 @@ use crate::run::{Action, Run};
 use crate::sim::{Event, Host, Sim};
 use crate::topology::*;
 use crate::world::MEMORY_BASE;
+use freeflow_engine::VnicId;
 use freeflow_verbs::*;
+use std::collections::BTreeSet;
 
 use CompletionStatus as Status;
 use SendOpcode as Op;
@@ -17,6 +19,10 @@ use SendOpcode as Op;
 const DRAIN_NS_MAX: u64 = 12_000_000_000;
 /// Time for the rest after the last completion: acknowledgements, timers.
 const REST_NS: u64 = 3_000_000_000;
+
+/// Of so many messages of a dialogue one has no answer; the others have theirs within this time.
+const DIALOGUE_PAUSE: u64 = 20;
+const THINKING_NS: u64 = 60_000;
 
 impl Run {
     pub fn new(plan: Plan, traces: bool) -> Self {
@@ -97,6 +103,14 @@ impl Run {
             self.remind(at, Action::Fault(faults));
         }
         self.remind(self.plan.drain_at, Action::Drain);
+    }
+
+    /// Acknowledgements that went out behind what a program answered.
+    pub(crate) fn acks_with_answers(&self) -> u64 {
+        let vnics: BTreeSet<(usize, VnicId)> =
+            self.topology.processes.iter().map(|process| (process.host, process.vnic)).collect();
+        let of = |(host, vnic): (usize, VnicId)| self.sim.hosts[host].engine.vnic_counters(vnic);
+        vnics.into_iter().filter_map(of).map(|counters| counters.wire.acks_with_answers).sum()
     }
 
     /// Two processes of one network that have room for one more connection.
@@ -213,6 +227,9 @@ impl Run {
         self.sim.note(|| format!("{action:?}"));
         match action {
             Action::Post { connection, side } => self.post_some(connection, side),
+            Action::Answer { connection, side } => {
+                self.say(connection, side);
+            }
             Action::Datagram { party } => crate::datagrams::post(self, party),
             Action::Repost { pool } => self.repost(pool),
             Action::Line { host, down: true } => {
@@ -304,7 +321,36 @@ impl Run {
 
     // ---- sends
 
+    /// Posts a short message. False: the side takes no more.
+    fn say(&mut self, connection: usize, side: usize) -> bool {
+        let this = &mut self.topology.connections[connection];
+        let (closed, mine) = (this.closed || this.reconnecting, &mut this.sides[side]);
+        if closed || mine.down || mine.quota == 0 {
+            return false;
+        }
+        if mine.posted.len() < OUTSTANDING_MAX {
+            mine.quota -= 1;
+            mine.posts += 1;
+            let (number, last, opcode) = (mine.posts, mine.quota == 0, Op::Send);
+            let signaled = last || self.rng.one_in(2);
+            let mut posted = Posted { id: 0, number, opcode, signaled, forbidden: false, brings: None, message: None };
+            let mut request = SendRequest { opcode, ..Default::default() };
+            let length = self.rng.roll(200);
+            self.fill(connection, side, &mut request, &mut posted, length);
+            self.push(connection, side, request, posted);
+        }
+        true
+    }
+
     fn post_some(&mut self, connection: usize, side: usize) {
+        if self.plan.dialogues && self.rng.roll(8) > 0 {
+            // It begins again where an answer was forgotten.
+            if self.say(connection, side) {
+                let wait = self.rng.roll(self.plan.spread_ns / 8 + 1);
+                self.remind_in(wait, Action::Post { connection, side });
+            }
+            return;
+        }
         for _ in 0..self.rng.between(1, 5) {
             let this = &self.topology.connections[connection];
             if this.closed || this.reconnecting || this.sides[side].down || this.sides[side].quota == 0 {
@@ -687,6 +733,11 @@ impl Run {
             let (number, length) = (expected.number, expected.bytes.len());
             return self.wrong(format!("{name}: message {number} of {length} bytes arrived as {done:?}"));
         }
+        if self.plan.dialogues && !self.rng.one_in(DIALOGUE_PAUSE) {
+            let thinking = self.rng.roll(THINKING_NS);
+            self.remind_in(thinking, Action::Answer { connection, side });
+        }
+        let mine = &self.topology.connections[connection].sides[side];
         if expected.invalidates.is_some() {
             return crate::windows::closed(self, connection, side);
         }

@@ -90,6 +90,22 @@ fn limits_of_rate_break_nothing() {
     assert!(later > count() / 80, "limits held back {later} runs only");
 }
 
+/// Where programs answer soon, acknowledgements wait for their answers, and ride or not: nothing else changes.
+#[test]
+fn acknowledgements_that_wait_break_nothing() {
+    let (mut failures, mut ridden, mut completions) = (Vec::new(), 0, 0);
+    for seed in 0..count() / 2 {
+        let report = run_plan(Plan::with_dialogues(first() + seed), false);
+        ridden += report.acks_with_answers;
+        completions += report.completions;
+        if !report.wrongs.is_empty() {
+            failures.push(failure(&report));
+        }
+    }
+    assert!(failures.is_empty(), "{} failed:\n{}", failures.len(), failures[..failures.len().min(3)].join("\n"));
+    assert!(ridden > count() && completions > 4 * ridden, "{ridden} of {completions}");
+}
+
 /// Messages of RC QPs go by a carrier now and by the wire then, the way changes in the middle of
 /// traffic, and lanes break: nothing else changes.
 #[test]
@@ -130,7 +146,11 @@ fn a_carrier_that_lies_is_found_out() {
 fn snapshots_change_nothing() {
     for seed in 0..120 {
         let with = |restores| {
-            let mut plan = if seed < 60 { Plan::new(seed) } else { Plan::with_carrier(seed) };
+            let mut plan = match seed % 3 {
+                0 => Plan::new(seed),
+                1 => Plan::with_carrier(seed),
+                _ => Plan::with_dialogues(seed),
+            };
             plan.host_model.restores = restores;
             let report = run_plan(plan, false);
             (report.digest, report.ended_at, report.completions, report.wrongs)
