@@ -149,13 +149,13 @@ impl Lab {
         serde_json::from_str(&text).map_err(|error| format!("freeflow wire status: {error}"))
     }
 
-    /// Both routers lose this share of the packets that they send, like `0.1%`; `None`: nothing.
-    pub fn lose(&self, share: Option<&str>) -> Result<(), String> {
+    /// What both routers do to packets that they send, as options of `freeflow wire faults`; `None`: nothing.
+    pub fn set_faults(&self, options: Option<&[&str]>) -> Result<(), String> {
         for number in 1..=HOST_COUNT {
             let mut command = Command::new(&self.program);
             command.arg("--run-dir").arg(self.host_run_dir(number)).args(["wire", "faults"]);
-            match share {
-                Some(share) => command.args(["--loss", share]),
+            match options {
+                Some(options) => command.args(options),
                 None => command.arg("off"),
             };
             self.finish(command, "freeflow wire faults")?;

@@ -98,7 +98,18 @@ impl<'a> Link<'a> {
 
     /// Gb/s of a stream, and what it costs; of a READ, the sender of its data is the server's side.
     pub fn stream(&mut self, operation: Operation, bytes: usize, duration_ms: u64) -> Result<Sample, String> {
-        let job = Job { traffic: Traffic::Bandwidth, operation, bytes, slots: relay_copy::slots(bytes), duration_ms };
+        self.stream_of(operation, bytes, relay_copy::slots(bytes), duration_ms)
+    }
+
+    /// The same with so many messages in flight.
+    pub fn stream_of(
+        &mut self,
+        operation: Operation,
+        bytes: usize,
+        slots: usize,
+        duration_ms: u64,
+    ) -> Result<Sample, String> {
+        let job = Job { traffic: Traffic::Bandwidth, operation, bytes, slots, duration_ms };
         let watched = self.watch(job)?;
         let gbit = watched.outcome.message_count as f64 * bytes as f64 * 8.0 / 1e9;
         let (sender, receiver) = (watched.sender_ns as f64 / 1e3 / gbit, watched.receiver_ns as f64 / 1e3 / gbit);

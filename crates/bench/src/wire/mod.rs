@@ -21,8 +21,15 @@ use series::{SMALL_BYTES, STREAM_BYTES};
 use std::path::Path;
 
 const SIZES: [usize; 6] = [2 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
-/// Share of packets that both routers lose, in the table about loss.
-const LOSS: &str = "0.1%";
+/// Those that are SENT, too.
+const SEND_SIZES: [usize; 3] = [4 << 10, 64 << 10, STREAM_BYTES];
+/// What both routers do to packets that they send, in the table about that.
+const UNRELIABLE: [(Key, &[&str]); 3] =
+    [(Key::Lossy, &["--loss", "0.1%"]), (Key::VeryLossy, &["--loss", "1%"]), (Key::Reordered, &["--reorder", "1%"])];
+const HALF_OF_LONG_ROUND_TRIP: &[&str] = &["--delay", "5ms"];
+const LONG_ROUND_TRIP_S: f64 = 0.01;
+/// Messages in flight there, at most.
+const LONG_SLOTS_MAX: usize = 128;
 /// Of the ends in the hosts' own networks; the routers have 4791.
 const PORT: u16 = 14_791;
 
@@ -58,8 +65,8 @@ type Measure = fn(&mut Bench<'_>) -> Result<(), String>;
 const TABLES: [(&str, Measure); 5] = [
     ("streams", |bench| bench.streams()),
     ("round trips and small messages", |bench| bench.small()),
-    ("sizes of WRITE", |bench| bench.sizes()),
-    ("loss of packets", |bench| bench.loss()),
+    ("sizes of messages", |bench| bench.sizes()),
+    ("loss, reordering and delay of packets", |bench| bench.unreliable()),
     ("many flows", |bench| flows::measure(bench)),
 ];
 /// After those, with the links' offloads off.
@@ -219,24 +226,43 @@ impl Bench<'_> {
 
     fn sizes(&mut self) -> Result<(), String> {
         for _ in 0..self.effort.runs.div_ceil(2) {
+            self.sample(Key::BareStreamBeside, STREAM_BYTES, Self::bare_stream);
             for bytes in SIZES {
                 self.sample(Key::Write, bytes, |bench| bench.stream(Operation::Write, bytes));
             }
+            for bytes in SEND_SIZES {
+                self.sample(Key::Send, bytes, |bench| bench.stream(Operation::Send, bytes));
+            }
         }
         for _ in 0..self.effort.runs.div_ceil(2) {
-            self.sample(Key::Send, STREAM_BYTES, |bench| bench.stream(Operation::Send, STREAM_BYTES));
             self.sample(Key::Read, STREAM_BYTES, |bench| bench.stream(Operation::Read, STREAM_BYTES));
         }
         Ok(())
     }
 
-    fn loss(&mut self) -> Result<(), String> {
+    fn unreliable(&mut self) -> Result<(), String> {
         for _ in 0..self.effort.runs {
             self.sample(Key::LossFree, STREAM_BYTES, |bench| bench.stream(Operation::Write, STREAM_BYTES));
-            self.lab.lose(Some(LOSS))?;
-            self.sample(Key::Lossy, STREAM_BYTES, |bench| bench.stream(Operation::Write, STREAM_BYTES));
-            self.lab.lose(None)?;
+            for (key, faults) in UNRELIABLE {
+                self.lab.set_faults(Some(faults))?;
+                self.sample(key, STREAM_BYTES, |bench| bench.stream(Operation::Write, STREAM_BYTES));
+                self.lab.set_faults(None)?;
+            }
+            let slots = self.long_slots().ok_or("nothing to compare with")?;
+            self.lab.set_faults(Some(HALF_OF_LONG_ROUND_TRIP))?;
+            let duration_ms = 2 * self.effort.duration_ms;
+            self.sample(Key::Long, STREAM_BYTES, |bench| {
+                bench.link.stream_of(Operation::Write, STREAM_BYTES, slots, duration_ms)
+            });
+            self.lab.set_faults(None)?;
         }
         Ok(())
+    }
+
+    /// Messages that are twice what the network holds at a long round trip.
+    fn long_slots(&self) -> Option<usize> {
+        let short = self.series.iter().find(|series| series.key == Key::LossFree)?;
+        let bytes = short.runs.last()?.figures.p50 * 1e9 / 8.0 * LONG_ROUND_TRIP_S;
+        Some(((2.0 * bytes / STREAM_BYTES as f64).ceil() as usize).clamp(4, LONG_SLOTS_MAX))
     }
 }

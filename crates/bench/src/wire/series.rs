@@ -16,6 +16,8 @@ pub const SMALL_BYTES: usize = 64;
 pub enum Key {
     /// Limits.
     BareStream,
+    /// The same once more, in turns with messages of several sizes.
+    BareStreamBeside,
     UdpRoundTrip,
     DatagramRate,
     /// The kernel's TCP.
@@ -30,6 +32,9 @@ pub enum Key {
     WriteRate,
     LossFree,
     Lossy,
+    VeryLossy,
+    Reordered,
+    Long,
     SingleFlow,
     AllFlows,
     EachFlow,
@@ -39,12 +44,14 @@ pub enum Key {
 impl Key {
     pub fn is_freeflow(self) -> bool {
         use Key::*;
-        !matches!(self, BareStream | UdpRoundTrip | DatagramRate | IperfLink | IperfOverlay | TcpRoundTrip)
+        let is_bare = matches!(self, BareStream | BareStreamBeside | UdpRoundTrip | DatagramRate);
+        !is_bare && !matches!(self, IperfLink | IperfOverlay | TcpRoundTrip)
     }
 
     pub fn name(self) -> &'static str {
         match self {
             Self::BareStream => "limit: bare UDP stream, GSO, GRO, ICRC",
+            Self::BareStreamBeside => "limit: bare UDP stream of 1 MB",
             Self::UdpRoundTrip => "limit: UDP round trip, both spin",
             Self::DatagramRate => "limit: one datagram a call",
             Self::IperfLink => "iperf3 (TCP) over the link",
@@ -57,6 +64,9 @@ impl Key {
             Self::WriteRate => "WRITEs, batched",
             Self::LossFree => "WRITE stream without loss",
             Self::Lossy => "WRITE stream, 0.1 % of packets lost",
+            Self::VeryLossy => "WRITE stream, 1 % of packets lost",
+            Self::Reordered => "WRITE stream, 1 % of packets overtaken",
+            Self::Long => "WRITE stream, round trip of 10 ms",
             Self::SingleFlow => "one flow alone",
             Self::AllFlows => "all flows together",
             Self::EachFlow => "each of them",
@@ -80,7 +90,7 @@ impl Key {
     /// Figure of a limit on the reference machine (two virtual Zen 5 cores, Linux 6.18), offloads on.
     fn reference(self, mtu: u32) -> Reference {
         match self {
-            Self::BareStream if mtu == MTU_LARGE => Reference::new(38.0, 26.0),
+            Self::BareStream | Self::BareStreamBeside if mtu == MTU_LARGE => Reference::new(38.0, 26.0),
             Self::BareStream => Reference::new(26.0, 21.0),
             Self::UdpRoundTrip => Reference::both(6.6),
             Self::DatagramRate => Reference::both(0.15),
