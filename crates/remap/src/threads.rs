@@ -127,7 +127,7 @@ fn is_alone() -> bool {
     }
 }
 
-/// What came of an attempt.
+/// The result of an attempt.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Attempt {
     Succeeded,

@@ -165,7 +165,7 @@ impl Congestion {
             } else {
                 increase
             };
-            // What the way holds may seem less for a while: that is no loss.
+            // The way may seem to hold less for a while: that is no loss.
             self.window_bytes =
                 (self.window_bytes + increase).min(most_bytes.max(self.window_bytes)).min(WINDOW_BYTES_MAX);
         }

@@ -54,8 +54,8 @@ const SMALL_SHARE: u64 = 32;
 pub(crate) const ALLOWANCE_BYTES: u64 = 64 * 1024;
 
 /// Without progress for so long, what a QP has in flight does not count: it waits at the peer, or
-/// was lost. On a long way: for so many of the least round trips that any QP to the host measured, so that nobody makes it
-/// longer by answering late.
+/// was lost. On a long way: for so many of the least round trips that any QP to the host measured,
+/// so that nobody makes it longer by answering late.
 const LAPSE: Duration = Duration::from_millis(10);
 const LAPSE_ROUND_TRIPS: u64 = 4;
 
@@ -157,7 +157,7 @@ impl HostFlow {
         self.taken_bytes == 0 && self.vnic_queues.is_empty() && self.ring.is_empty()
     }
 
-    /// What may be on the way, if on a short one it were so much.
+    /// Bytes that may be on the way, if on a short one it were so many.
     pub fn limit_bytes(&self, short_bytes: u64) -> u64 {
         short_bytes.saturating_add(self.pipe.extra_bytes())
     }

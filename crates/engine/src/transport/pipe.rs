@@ -1,4 +1,4 @@
-//! What the way to a host holds: the bytes of all QPs that arrive there in its least round trip.
+//! The bytes that the way to a host holds: those of all QPs that arrive there in its least round trip.
 //!
 //! A limit of what may be on the way fits one length of way: 1 MiB is 8 Gb/s at 1 ms. So the congestion window of a QP
 //! and the limit of a host grow by what was seen to arrive (Kleinrock's operating point, as BBR has it: CACM 60(2),
@@ -33,7 +33,7 @@ pub(crate) struct Pipe {
     /// The time that is looked at, and what arrived in it.
     since: Instant,
     arrived_bytes: u64,
-    /// What the way held in the last two of these times.
+    /// Bytes that the way held in the last two of these times.
     held_bytes: [u64; 2],
 }
 
@@ -56,7 +56,7 @@ impl Pipe {
         (self.since, self.arrived_bytes) = (now, 0);
     }
 
-    /// What may be on the way more than on a short one.
+    /// Bytes that may be on the way more than on a short one.
     pub fn extra_bytes(&self) -> u64 {
         let held = self.held_bytes[0].max(self.held_bytes[1]).min(HELD_BYTES_MAX);
         with_quarter(held).saturating_sub(HELD_BY_SHORT_WAY_BYTES)

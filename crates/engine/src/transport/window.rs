@@ -11,9 +11,9 @@
 //! (go-back-N) sets `next` to `oldest`.
 //!
 //! A READ takes as many PSNs as its responses have packets. It is asked for in pieces that fit the
-//! congestion window (of a large one an eighth), since nothing else slows a responder down; each piece is a READ request of
-//! its own, which is also what a retry of the rest of a READ looks like (IBTA 9.7.5.2.9). A piece
-//! counts as one of the `max_rd_atomic` requests that may be unanswered.
+//! congestion window (of a large one an eighth), since nothing else slows a responder down; each
+//! piece is a READ request of its own, which is also what a retry of the rest of a READ looks like
+//! (IBTA 9.7.5.2.9). A piece counts as one of the `max_rd_atomic` requests that may be unanswered.
 //!
 //! Invariant: `oldest <= next <= tail`, `oldest <= sent <= tail` in the order of PSNs; `sending` is
 //! the message that `next` lies in, or the number of messages if `next == tail`; `in_flight_bytes`
