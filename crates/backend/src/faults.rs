@@ -242,7 +242,7 @@ mod tests {
         let now = Instant::now();
         let mut delays: Vec<(u64, u32)> = (0..100_u32).map(|flow| (u64::from(flow * 37 % 11), flow)).collect();
         for &(delay, flow) in &delays {
-            let held = Held::new(PeerIndex(0), flow, 0, 4, None);
+            let held = Held::new(PeerIndex(0), flow, 0, (4, true), None);
             assert!(injector.hold(held, &flow.to_be_bytes(), now + Duration::from_millis(delay), None));
         }
         // One is out before its time.
