@@ -120,6 +120,11 @@ impl Engine {
         self.requester.responder.deliver_datagram(env, now, id, DatagramHeader { grh, ..datagram }, payload);
     }
 
+    /// Whether datagrams wait until it is known who sent them.
+    pub fn has_unresolved_datagrams(&self) -> bool {
+        !self.unresolved.waiting.is_empty()
+    }
+
     /// Senders of this host (of this QPN) are known now, or known not to be.
     pub(crate) fn resume_unresolved<E: Environment>(
         &mut self,

@@ -19,6 +19,9 @@ use freeflow_shm::monotonic_ns;
 use freeflow_verbs::{Instant, VerbsError};
 use std::sync::atomic::Ordering::Relaxed;
 
+/// Messages of other threads in a row: a host that says much holds up nobody's requests.
+const TURN_MESSAGES_MAX: usize = 64;
+
 impl Control {
     /// Has the worker execute a command, and this thread then go on with the answer.
     pub(crate) fn ask<C: Ask>(&mut self, command: C, then: impl FnOnce(&mut Self, C::Answer) + Send + 'static) {
@@ -69,14 +72,18 @@ impl Control {
         self.worker.hand_over(Some(session), Submission { ticket, command: command.into_command(), bound: None });
     }
 
-    /// Takes what other threads left for this one; whether there was something.
+    /// Takes what other threads left for this one, but so many messages that requests have their turn; whether there
+    /// was something.
     pub(crate) fn take_messages(&mut self) -> bool {
-        let mut is_work = false;
+        let (mut is_work, mut messages) = (false, 0);
         loop {
             if let Ok(event) = self.events.try_recv() {
                 self.handle_worker_event(event);
-            } else if let Ok(message) = self.messages.try_recv() {
+            } else if messages < TURN_MESSAGES_MAX
+                && let Ok(message) = self.messages.try_recv()
+            {
                 self.handle_thread_message(message);
+                messages += 1;
             } else {
                 return is_work;
             }

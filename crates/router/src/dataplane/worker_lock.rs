@@ -53,7 +53,8 @@ impl InlineWorker for Worker {
             self.waiting.is_asleep() && self.ports.copies_in_flight() == 0 && self.waiting_commands.is_empty();
         // While packets flow, those that are in the sockets come first.
         let packets_flow = self.ports.fabric.is_active(Instant(freeflow_shm::monotonic_ns()));
-        is_free && !packets_flow && !has_rung
+        // The news of another host may end a datagram's wait, and that moves payload.
+        is_free && !packets_flow && !has_rung && !self.engine.has_unresolved_datagrams()
     }
 
     fn collect(&mut self) -> bool {
