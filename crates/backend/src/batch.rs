@@ -154,6 +154,11 @@ impl Batch {
         !self.parts.is_empty()
     }
 
+    /// A segment that it refers to lost its memory: other bytes are in their place.
+    pub fn refers_to_poison(&self) -> bool {
+        self.references.iter().any(|reference| reference.segment.poisoned())
+    }
+
     /// Adds a frame: its headers, and the payload that `bytes` bytes at `offset` of a segment are when the batch is
     /// sent. False: they are not inside.
     pub fn refer(&mut self, head: &[u8], segment: &Arc<Segment>, offset: usize, bytes: usize) -> bool {
@@ -330,6 +335,8 @@ impl Outbox {
         let batch = &mut self.batches[slot];
         batch.filled = 0;
         batch.used = 0;
+        batch.parts.clear();
+        batch.references.clear();
         batch.singly = false;
         batch.skipped = 0;
         batch.count = 0;
@@ -383,9 +390,13 @@ impl Outbox {
 
     /// Sent, or given up.
     pub fn release(&mut self, slot: Slot) {
+        let Some(place) = self.queue.iter().position(|&other| other == slot) else {
+            debug_assert!(false, "a batch is released once");
+            return;
+        };
         self.batches[slot].parts.clear();
         self.batches[slot].references.clear();
-        self.queue.retain(|&other| other != slot);
+        self.queue.remove(place);
         self.free.push(slot);
         if self.current == Some(slot) {
             self.current = None;

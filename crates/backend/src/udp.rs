@@ -242,7 +242,7 @@ impl Udp {
         segment: &Arc<Segment>,
         (offset, bytes): (usize, usize),
     ) -> bool {
-        debug_assert!(self.refers(to, REFERENCE_BYTES_MIN) && frame::is_frame(head));
+        debug_assert!(self.faults.is_none() && self.capture.is_none() && frame::is_frame(head));
         self.abandon();
         let Some(slot) = self.slot_for(to, flow, traffic_class, head.len() + bytes) else { return false };
         let batch = self.outbox.batch_mut(slot);
@@ -253,6 +253,13 @@ impl Udp {
             self.outbox.release(slot);
         }
         is_inside
+    }
+
+    /// The other host said how long frames may be, or that there are none any more (0).
+    pub fn set_frame_bytes(&mut self, index: PeerIndex, bytes: u16) {
+        if let Some(entry) = self.peers.get_mut(index) {
+            entry.peer.frame_bytes = bytes;
+        }
     }
 
     /// Whether something that is batched is in segments still.
@@ -431,6 +438,10 @@ impl Udp {
         if batch.singly {
             return self.send_singly(slot);
         }
+        if batch.refers_to_poison() {
+            self.copy_references(slot);
+            return self.outbox.is_empty(slot) || self.send(slot);
+        }
         let lane = &mut self.lanes[usize::from(batch.key.lane)];
         let segment = batch.segment();
         let class = (batch.traffic_class != self.config.dscp << 2).then_some(batch.traffic_class);
@@ -459,8 +470,11 @@ impl Udp {
             }
             // The route's interface can't have it cut: no checksum offload, a transformation on the way.
             Err(error) if segment.is_some() && is_refusal(&error) => {
-                self.copy_references(slot);
                 self.segment_no_more(slot);
+                self.copy_references(slot);
+                if self.outbox.is_empty(slot) {
+                    return true;
+                }
                 return self.send_singly(slot);
             }
             Err(error) => self.give_up(slot, &error),

@@ -280,6 +280,7 @@ impl World {
                 assert_eq!(self.gone_before, Some(host), "what was said before is forgotten first");
                 assert!(self.up.insert(host), "it was not up");
             }
+            Update::Frames { host, .. } => assert!(self.up.contains(&host), "it is up"),
             Update::HostDown { host } => assert!(self.up.remove(&host), "it was up"),
             Update::Route { network, gid, host: Some(host) } => {
                 self.check_address(host, gid);

@@ -64,6 +64,9 @@ pub enum PeerMessage {
     /// The sender's policy has ended the connection of the receiver's `qpn` with the sender's
     /// `peer`.
     Disconnected { qpn: Qpn, peer: Qpn },
+    /// The sender's link to the receiver takes frames with so much payload; 0: none. Those between the two have what
+    /// both take. Only after [`FEATURE_FRAMES`] was agreed on.
+    Frames { payload_bytes: u16 },
 }
 
 /// A QP, as its router describes it.
@@ -117,6 +120,7 @@ mod tests {
             PeerMessage::Pong { stamp: u64::MAX },
             cm,
             PeerMessage::Disconnected { qpn, peer: qpn },
+            PeerMessage::Frames { payload_bytes: u16::MAX },
         ]
     }
 

@@ -93,7 +93,7 @@ impl Router {
         let stop = Arc::new(AtomicBool::new(false));
         let (peers_thread, peers) = match peers_file {
             Some(file) => {
-                let udp = config.wire.open(file.0.address, file.0.dscp, file.0.frames)?;
+                let udp = config.wire.open(file.0.address, file.0.dscp)?;
                 let sink = RouterSink::new(own.clone());
                 let (stop, waker) = (stop.clone(), control_waker.clone());
                 let (thread, handle) = start_peers(file, &state, sink, Farewell(move || end_router(&stop, &waker)))?;

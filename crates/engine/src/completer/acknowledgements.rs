@@ -401,6 +401,7 @@ impl Completer {
         request: Box<SendRequest>,
         fault: Fault,
     ) {
+        env.end_references();
         let completion = Completion { vendor_error: fault.syndrome as u8, ..of_send(&request, now, fault.status) };
         self.post(env, id, Side::Send, completion);
         self.sender(id).window.recycle(request);

@@ -28,6 +28,7 @@ impl Completer {
 
     /// Executes the BIND_MW or LOCAL_INV in hand.
     pub(crate) fn run_local<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId) -> Turn {
+        env.end_references();
         let result = match self.qp(id).send.request.opcode {
             SendOpcode::BindWindow => self.bind(id),
             _ => self.invalidate_locally(id),

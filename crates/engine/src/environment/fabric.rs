@@ -21,6 +21,10 @@ pub trait Fabric {
         payload: Source<'_>,
     ) -> TransmitOutcome;
 
+    /// From now on no packet that was `Sent` takes payload from memory any more, if it waits still: a key that named
+    /// the memory goes, or its owner hears that a request is over.
+    fn end_references(&mut self) {}
+
     /// [`crate::Engine::peer_info`] answers differently for this QPN from now on. `peer`: the host
     /// that it concerns, if the QP is connected to one.
     fn identity_changed(&mut self, qpn: Qpn, peer: Option<HostId>);

@@ -183,6 +183,9 @@ impl Requester {
         self.responder.completer.count_received(id, responder);
         let request = &self.qp(id).send.request;
         let (opcode, key) = (request.opcode, request.immediate);
+        if opcode == SendOpcode::SendWithInvalidate {
+            env.end_references();
+        }
         if opcode == SendOpcode::SendWithInvalidate
             && self.responder.completer.invalidate_remotely(responder, key).is_err()
         {

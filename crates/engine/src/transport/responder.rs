@@ -147,7 +147,9 @@ impl IncomingMessage {
 
     /// Whether a frame says of itself that it goes on where the message stands.
     pub fn is_next(&self, frame: &Reth) -> bool {
-        frame.address == self.address.wrapping_add(self.arrived)
+        let begins_at_0 = self.writes || (self.address, self.rkey) == (0, 0);
+        begins_at_0
+            && frame.address == self.address.wrapping_add(self.arrived)
             && frame.rkey == self.rkey
             && u64::from(frame.length) == self.length
     }

@@ -206,6 +206,10 @@ impl Fabric for Ports {
         self.start_transmit(token, to, packets, payload)
     }
 
+    fn end_references(&mut self) {
+        self.fabric.end_references();
+    }
+
     fn identity_changed(&mut self, qpn: Qpn, peer: Option<HostId>) {
         self.fabric.note_changed(qpn, peer);
     }

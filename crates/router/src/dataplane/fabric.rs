@@ -18,6 +18,7 @@ use freeflow_backend::{Peer, PeerIndex, Udp, frame_payload, path_mtu};
 use freeflow_engine::{Destination, HostId, PeerAnswer, PeerInfo};
 use freeflow_protocol::admin::WireFaults;
 use freeflow_verbs::{Duration, Gid, Instant, NetworkId, Qpn};
+use freeflow_wire::frame::is_response_length;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
@@ -191,8 +192,6 @@ impl Fabric {
     ) -> bool {
         let (Some(udp), Some(local)) = (&mut self.udp, self.address) else { return false };
         let index = PeerIndex(id.0);
-        // Not if the sockets were opened without; the file was changed since.
-        let payload = if frames && udp.config().frames { frame_payload(local, address).ok().flatten() } else { None };
         // QPs that began with frames go on with them, if only the peers file has changed.
         let had_frames = udp.peer(index).is_some_and(|peer| peer.address == address && peer.frames);
         let peer = Peer {
@@ -202,7 +201,8 @@ impl Fabric {
             external: external.is_some(),
             path_mtu_bytes: path_mtu(local, address).unwrap_or(MTU_GUESS_BYTES),
             frames: external.is_none() && (frames || had_frames),
-            frame_bytes: payload.unwrap_or(0),
+            // Until it says how long they may be.
+            frame_bytes: 0,
         };
         if let Err(error) = udp.set_peer(index, peer) {
             warning!("a host can't be reached", address = address, error = error);
@@ -213,6 +213,25 @@ impl Fabric {
             None => drop(self.hosts.insert(id, Host::new(address, external))),
         }
         true
+    }
+
+    /// Payload of the frames that this host's link to another takes; 0: none.
+    pub(crate) fn own_frame_bytes(&self, id: HostId) -> u16 {
+        let (Some(host), Some(local)) = (self.hosts.get(&id), self.address) else { return 0 };
+        frame_payload(local, host.address).ok().flatten().unwrap_or(0)
+    }
+
+    /// The other host's link takes frames with so much payload: those between the two are as long as both take. 0: no
+    /// frame is sent by QPs that find their way from now on.
+    pub(crate) fn set_frame_bytes(&mut self, id: HostId, theirs: u16) {
+        let own = if theirs == 0 { 0 } else { self.own_frame_bytes(id) };
+        let bytes = own.min(theirs);
+        let bytes = if is_response_length(bytes.into()) { bytes } else { 0 };
+        if let Some(udp) = &mut self.udp
+            && udp.peer(PeerIndex(id.0)).is_some_and(|peer| peer.frames)
+        {
+            udp.set_frame_bytes(PeerIndex(id.0), bytes);
+        }
     }
 
     /// How packets get to a host.

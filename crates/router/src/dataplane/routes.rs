@@ -73,12 +73,17 @@ impl Worker {
             Update::HostUp { host, address, icrc, epoch: _, agreed } => {
                 let frames = agreed.features & FEATURE_FRAMES != 0;
                 if fabric.set_host(host, address, (icrc, frames), None) {
+                    if frames {
+                        fabric.peers.frames(host, fabric.own_frame_bytes(host));
+                    }
                     engine.handle_peer_changed(&mut self.ports, now, host, None);
                 }
             }
-            // Its QPs have timers of their own, and it may be back before they expire. Connections
-            // are the control thread's.
-            Update::HostDown { .. } | Update::Cm { .. } => {}
+            // Its QPs have timers of their own, and it may be back before they expire; whether with
+            // frames, it will say. Connections are the control thread's.
+            Update::HostDown { host } => fabric.set_frame_bytes(host, 0),
+            Update::Cm { .. } => {}
+            Update::Frames { host, payload_bytes } => fabric.set_frame_bytes(host, payload_bytes),
             Update::Route { network, gid, host: Some(host) } => {
                 fabric.routes.insert((network, gid), host);
                 access.set_remote(network, gid, None);

@@ -73,6 +73,10 @@ fn refer(
     (segment, mut offset): (&Arc<Segment>, usize),
 ) -> TransmitOutcome {
     let peer = PeerIndex(to.host.0);
+    let length: usize = packets.iter().map(|packet| usize::from(packet.payload_bytes)).sum();
+    if segment.poisoned() || offset.checked_add(length).is_none_or(|end| end > segment.bytes()) {
+        return TransmitOutcome::Fault;
+    }
     for packet in packets {
         let bytes = usize::from(packet.payload_bytes);
         if !udp.refer(peer, (to.flow, to.traffic_class), packet.header.as_slice(), segment, (offset, bytes)) {
@@ -87,11 +91,6 @@ fn refer(
 /// Writes the packets of a burst into the backend's buffers.
 #[inline]
 fn send(udp: &mut Udp, to: &Destination, packets: &[PacketHead], payload: &mut Payload<'_>) -> TransmitOutcome {
-    if let Payload::Piece(segment, offset) = *payload
-        && refers(udp, to, packets)
-    {
-        return if segment.poisoned() { TransmitOutcome::Fault } else { refer(udp, to, packets, (segment, offset)) };
-    }
     let peer = PeerIndex(to.host.0);
     for packet in packets {
         let place = match packet.is_frame() {
@@ -168,8 +167,15 @@ impl Ports {
                 Err(Gone) => return TransmitOutcome::Fault,
             },
         };
+        let is_alert = self.blocks.is_alert(self.now);
         let Some(udp) = self.fabric.udp.as_deref_mut() else { return TransmitOutcome::Sent };
-        let outcome = send(udp, to, packets, &mut source);
+        let outcome = match source {
+            // Memory that holds up whoever reads it does so here, where it is known whose it is.
+            Payload::Piece(segment, offset) if !is_alert && refers(udp, to, packets) => {
+                refer(udp, to, packets, (segment, offset))
+            }
+            _ => send(udp, to, packets, &mut source),
+        };
         if outcome == TransmitOutcome::Fault {
             self.fail_if_poisoned(spans);
         }

@@ -57,7 +57,7 @@ impl WireOptions {
     ///
     /// # Errors
     /// Say what is the matter, and what to do.
-    pub(crate) fn open(&self, address: IpAddr, dscp: u8, frames: bool) -> io::Result<Udp> {
+    pub(crate) fn open(&self, address: IpAddr, dscp: u8) -> io::Result<Udp> {
         let config = UdpConfig {
             source_port_count: self.source_ports,
             gso: self.gso,
@@ -66,7 +66,8 @@ impl WireOptions {
             send_buffer_bytes: self.send_buffer_bytes,
             receive_buffer_bytes: self.receive_buffer_bytes,
             mark: ROUTER_MARK,
-            frames,
+            // Also where the peers file has them off: it may be read again.
+            frames: true,
             ..UdpConfig::new(vec![address])
         };
         let mut udp = Udp::open(config).map_err(|error| explain(address, &error))?;
@@ -102,8 +103,8 @@ mod tests {
     #[test]
     fn a_port_that_is_taken_is_named() {
         let address = "127.0.0.77".parse().unwrap();
-        let _first = WireOptions::default().open(address, 0, true).unwrap();
-        let error = WireOptions::default().open(address, 0, true).map(drop).unwrap_err();
+        let _first = WireOptions::default().open(address, 0).unwrap();
+        let error = WireOptions::default().open(address, 0).map(drop).unwrap_err();
         assert!(error.kind() == io::ErrorKind::AddrInUse && error.to_string().contains("127.0.0.77"), "{error}");
     }
 }

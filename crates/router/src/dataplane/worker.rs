@@ -259,6 +259,8 @@ impl Worker {
     pub(crate) fn land_copies_of(&mut self, now: Instant, session: SessionId) {
         self.ports.settle(session);
         self.take_moved(now);
+        // Answers to it may have gone out.
+        self.ports.fabric.end_references();
     }
 
     pub(crate) fn handle_arrival(&mut self, now: Instant, arrival: Arrival) {

@@ -40,6 +40,7 @@ pub type CmTickets = [Ticket; 2];
 pub(super) enum Command {
     Ask { host: HostId, qpn: Qpn },
     Notify { host: HostId, qpn: Qpn, info: Option<PeerInfo> },
+    Frames { host: HostId, payload_bytes: u16 },
     Network { name: String, network: Option<NetworkId> },
     AddressMap(Arc<AddressMap>),
     Address { network: String, gid: Gid, identity: Option<Arc<VnicIdentity>> },
@@ -125,6 +126,11 @@ impl PeersHandle {
     /// Notifies a host of the QP behind a QPN here, asked or not.
     pub fn notify(&self, host: HostId, qpn: Qpn, info: Option<PeerInfo>) {
         self.put(Command::Notify { host, qpn, info });
+    }
+
+    /// Frames to a host may have so much payload; 0: the link takes none.
+    pub fn frames(&self, host: HostId, payload_bytes: u16) {
+        self.put(Command::Frames { host, payload_bytes });
     }
 
     /// Policy has ended the connection of `peer`, which is of this host, with that host's `qpn`.

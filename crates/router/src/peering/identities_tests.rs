@@ -122,6 +122,22 @@ fn labels_are_announced_with_an_address_and_when_they_change() {
 }
 
 #[test]
+fn hosts_say_how_long_frames_may_be_where_they_agreed_on_frames() {
+    let mut solo = Solo::new();
+    solo.state.announce_frames(H, 4096);
+    assert_eq!(solo.sent(), [PeerMessage::Frames { payload_bytes: 4096 }]);
+    solo.hear(50, PeerMessage::Frames { payload_bytes: 1408 });
+    assert_eq!(solo.updates(), [Update::Frames { host: H, payload_bytes: 1408 }]);
+    let without = PeersFile { frames: false, ..file() };
+    let mut solo = Solo { state: State::new(NOW, without, 5), sent: Vec::new(), updates: Vec::new() };
+    solo.connect(50);
+    solo.state.announce_frames(H, 4096);
+    assert_eq!(solo.sent(), []);
+    solo.hear(50, PeerMessage::Frames { payload_bytes: 1408 });
+    assert!(!solo.updates().iter().any(|update| matches!(update, Update::Frames { .. })), "it offends");
+}
+
+#[test]
 fn a_host_has_a_say_in_its_own_addresses_only() {
     let mut solo = Solo::new();
     let (x, y) = (who("v", "x"), who("v", "y"));

@@ -370,6 +370,13 @@ impl State {
         Offer { features: PEER_PROTOCOL.features & !without, ..PEER_PROTOCOL }
     }
 
+    /// How much payload the link to a host takes in frames, if it is up and takes any.
+    pub fn announce_frames(&mut self, id: HostId, payload_bytes: u16) {
+        if self.hosts.get(&id).is_some_and(|host| host.frames && matches!(host.phase, Phase::Up { .. })) {
+            self.send(id, PeerMessage::Frames { payload_bytes });
+        }
+    }
+
     pub fn handle_dial_failed(&mut self, now: Instant, id: HostId) {
         if let Some(host) = self.hosts.get_mut(&id)
             && host.phase == Phase::Dialing
@@ -497,6 +504,10 @@ impl State {
             }
             PeerMessage::Disconnected { qpn, peer } => {
                 self.outputs.push_back(Output::Update(Update::Disconnected { host: id, qpn, peer }));
+            }
+            PeerMessage::Frames { .. } if !host.frames => self.offend(now, id, Why::Nonsense),
+            PeerMessage::Frames { payload_bytes } => {
+                self.outputs.push_back(Output::Update(Update::Frames { host: id, payload_bytes }));
             }
             PeerMessage::Ask { qpn } => self.outputs.push_back(Output::Update(Update::Asked { host: id, qpn })),
             PeerMessage::Info { qpn, info } => {

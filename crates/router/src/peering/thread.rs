@@ -221,6 +221,7 @@ impl Thread {
             match command {
                 Command::Ask { host, qpn } => self.state.ask(host, qpn),
                 Command::Notify { host, qpn, info } => self.state.notify(host, qpn, info),
+                Command::Frames { host, payload_bytes } => self.state.announce_frames(host, payload_bytes),
                 Command::Network { name, network } => self.state.handle_network(&name, network),
                 Command::AddressMap(address_map) => self.state.handle_address_map(address_map),
                 Command::Address { network, gid, identity } => self.state.handle_address(&network, gid, identity),
@@ -539,8 +540,10 @@ impl Thread {
 
     /// Ends a connection that can't go on, or has proved nothing in its time (no error).
     fn refuse(&mut self, now: Instant, connection: ConnectionId, error: Option<ChannelError>) {
-        let Some(link) = self.links.get(&connection) else { return };
+        let Some(link) = self.links.get_mut(&connection) else { return };
         if link.stage == Stage::Established {
+            // All that was said before counts.
+            let _ = link.flush(now);
             self.links.remove(&connection);
             return self.state.handle_nonsense(now, connection);
         }
@@ -556,7 +559,11 @@ impl Thread {
     }
 
     fn end(&mut self, now: Instant, connection: ConnectionId, ending: Ending) {
-        let Some(link) = self.links.remove(&connection) else { return };
+        let Some(mut link) = self.links.remove(&connection) else { return };
+        if link.stage == Stage::Established {
+            // All that was said before counts, if it still arrives.
+            let _ = link.flush(now);
+        }
         match (link.stage, link.host.filter(|_| link.is_dialed)) {
             (Stage::Established, _) => self.state.handle_disconnected(now, connection, ending),
             (_, Some(host)) => self.state.handle_dial_failed(now, host),

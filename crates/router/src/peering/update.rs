@@ -16,6 +16,8 @@ pub enum Update {
     Settings(Settings),
     /// A host can be asked and will answer. `PeersGone` came just before: what is still needed must be asked for.
     HostUp { host: HostId, address: IpAddr, icrc: bool, epoch: u64, agreed: Agreement },
+    /// Its link to this host takes frames with so much payload; 0: none.
+    Frames { host: HostId, payload_bytes: u16 },
     /// It can't be asked any more. Routes and answers stay as they are, for now.
     HostDown { host: HostId },
     /// Where an address is; `None`: on no other host.

@@ -129,6 +129,7 @@ impl Places {
             | Update::Asked { .. }
             | Update::Party { .. }
             | Update::Disconnected { .. }
+            | Update::Frames { .. }
             | Update::Cm { .. } => {}
         }
         Vec::new()

@@ -21,10 +21,6 @@ use freeflow_verbs::{Instant, VerbsError};
 impl Worker {
     pub(crate) fn run_commands(&mut self, now: Instant) -> bool {
         let mut busy = false;
-        if !self.waiting_commands.is_empty() || !self.queued_commands.is_empty() {
-            // A command may take back what packets refer to.
-            self.ports.fabric.end_references();
-        }
         for submission in std::mem::take(&mut self.waiting_commands) {
             self.run_command(now, submission);
         }
@@ -36,6 +32,8 @@ impl Worker {
     }
 
     fn run_command(&mut self, now: Instant, submission: Submission) {
+        // It may take back what packets refer to.
+        self.ports.fabric.end_references();
         let Submission { ticket, command, bound } = submission;
         if bound.as_ref().is_some_and(Bound::is_cancelled) {
             return self.refuse(ticket, VerbsError::DeviceFatal, command);
