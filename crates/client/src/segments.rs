@@ -77,16 +77,15 @@ impl Session {
     }
 
     /// Runs `body` while all threads of this process but the calling one, `thread`, are frozen. Its
-    /// argument is the time when the router was asked, nanoseconds of CLOCK_MONOTONIC: until three
-    /// seconds later they stand still for sure, if nothing lets them go.
+    /// argument is the time when the router was asked, nanoseconds of CLOCK_MONOTONIC: a second
+    /// later the threads run in any case.
     ///
     /// `body` must not allocate, and take no lock that another thread could hold. No control call
     /// of another thread is under way meanwhile.
     ///
     /// # Errors
-    /// `body` did not run: the threads can't be frozen (NotPermitted, TimedOut), or one of them, or
-    /// of the router's accesses, waits for a processor for too long (Busy), or the router is gone
-    /// (DeviceFatal).
+    /// `body` did not run: the threads can't be frozen (NotPermitted, TimedOut), nor the router's
+    /// accesses (Busy), or the router is gone (DeviceFatal).
     pub fn with_threads_frozen(
         &self,
         thread: u32,

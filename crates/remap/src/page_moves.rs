@@ -14,12 +14,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Longest move in one window, bytes: a few milliseconds.
 pub(crate) const MOVE_BYTES_MAX: u64 = 16 << 20;
-/// The router freezes threads for three seconds. A move begins no later than this after it was asked to: it may take a
-/// second until the threads stand still, and a while until this one gets a processor.
-const BEGIN_WITHIN_NS: u64 = 1_500_000_000;
+/// The router freezes threads for a second. A move begins no later than this after it was asked to.
+const BEGIN_WITHIN_NS: u64 = 300_000_000;
 /// Nothing is put in place later than this: the process was stopped meanwhile, and its threads may
 /// run.
-const COMMIT_WITHIN_NS: u64 = 2_000_000_000;
+const COMMIT_WITHIN_NS: u64 = 900_000_000;
 /// `madvise(2)`, Linux 5.14.
 const MADV_POPULATE_READ: i32 = 22;
 const MADV_POPULATE_WRITE: i32 = 23;

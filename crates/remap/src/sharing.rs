@@ -19,7 +19,7 @@ use crate::process_map::{Area, FileId, ProcessMap};
 use crate::ranges::{RegionSpan, joined, without};
 use crate::stale::{compare, outside};
 use crate::table::{ExclusiveArenas, Pages, Table, is_enabled};
-use crate::threads::{is_refused_for_now, may_try_freeze, stack_in_use};
+use crate::threads::{may_try_freeze, stack_in_use};
 use freeflow_client::{Freeze, OwnMapping, Session};
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -28,12 +28,6 @@ use std::sync::Arc;
 /// Pages of a file that are the program's own once they are written.
 fn is_private_file(area: &Area) -> bool {
     area.readable && area.writable && !area.executable && !area.shared && area.file != FileId::default()
-}
-
-/// Whether what was met speaks for the hint: not if threads could not be frozen for want of processors alone, which a
-/// later command finds otherwise.
-fn stays(obstacle: Option<Obstacle>, is_refused_for_now: bool) -> bool {
-    obstacle != Some(Obstacle::NotMoved) || !is_refused_for_now
 }
 
 impl Table {
@@ -54,10 +48,8 @@ impl Table {
             let small = if kept.is_empty() { self.share_small_regions(session, &addresses) } else { Ok(()) };
             small.and_then(|()| self.share_partial_pages(session, &addresses, &kept))
         };
-        let obstacle = outcome.err();
-        let is_for_now = is_refused_for_now(Freeze::ThreadsAndRouter);
-        if self.hints.are_wanted() && stays(obstacle, is_for_now) {
-            self.note_unplaced((serial, addresses), count, obstacle);
+        if self.hints.are_wanted() {
+            self.note_unplaced((serial, addresses), count, outcome.err());
         }
     }
 
@@ -234,12 +226,6 @@ impl Table {
 mod tests {
     use super::*;
     use crate::ranges::span;
-
-    #[test]
-    fn a_lack_of_processors_speaks_for_no_hint() {
-        assert!(!stays(Some(Obstacle::NotMoved), true) && stays(Some(Obstacle::NotMoved), false));
-        assert!(stays(Some(Obstacle::SystemV), true) && stays(None, true));
-    }
 
     #[test]
     fn pages_that_are_touched_and_in_no_arena_are_to_be_shared() {

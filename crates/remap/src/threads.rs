@@ -7,7 +7,6 @@
 use crate::ranges::PAGE_BYTES;
 use crate::syscalls::thread_id;
 use freeflow_client::{Freeze, Session};
-use freeflow_verbs::VerbsError;
 use std::cell::Cell;
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -21,9 +20,6 @@ const RETRY_AFTER_MAX_NS: u64 = 64_000_000_000;
 /// The same in units of what the attempt took: so attempts in a row take less than 1% of the time.
 const RETRY_AFTER_COSTS_MIN: u64 = 32;
 const RETRY_AFTER_COSTS_MAX: u64 = 256;
-
-/// Attempts in a row that only a lack of processors ended, up to which the next one is likely to succeed.
-const BUSY_COUNT_MAX: u64 = 6;
 
 /// Bytes around the stack pointer of one of the program's threads that are written while this library
 /// runs.
@@ -127,49 +123,27 @@ fn is_alone() -> bool {
     }
 }
 
-/// The result of an attempt.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Attempt {
-    Succeeded,
-    /// A thread waited for a processor for too long: of the program's, of the router's, or this one.
-    Busy,
-    Refused,
-}
-
 /// Attempts that came to nothing. Relaxed, all of it: hints only.
 struct Refusals {
     /// The next attempt is not before that.
     until_ns: AtomicU64,
     /// The wait before it; 0 after an attempt that succeeded.
     wait_ns: AtomicU64,
-    /// Attempts in a row that ended for want of a processor, the last one among them.
-    busy_count: AtomicU64,
 }
 
 impl Refusals {
     const fn new() -> Self {
-        Self { until_ns: AtomicU64::new(0), wait_ns: AtomicU64::new(0), busy_count: AtomicU64::new(0) }
+        Self { until_ns: AtomicU64::new(0), wait_ns: AtomicU64::new(0) }
     }
 
     fn may_try(&self, now_ns: u64) -> bool {
         now_ns >= self.until_ns.load(Ordering::Relaxed)
     }
 
-    fn note(&self, began_ns: u64, now_ns: u64, attempt: Attempt) {
-        let (before, cost) = (self.wait_ns.load(Ordering::Relaxed), now_ns - began_ns);
-        let wait = match attempt {
-            Attempt::Succeeded => 0,
-            Attempt::Busy => wait_after_busy(before, cost),
-            Attempt::Refused => wait_after(before, cost),
-        };
-        let busy_count = if attempt == Attempt::Busy { self.busy_count.load(Ordering::Relaxed) + 1 } else { 0 };
-        self.busy_count.store(busy_count, Ordering::Relaxed);
+    fn note(&self, began_ns: u64, now_ns: u64, has_succeeded: bool) {
+        let wait = if has_succeeded { 0 } else { wait_after(self.wait_ns.load(Ordering::Relaxed), now_ns - began_ns) };
         self.wait_ns.store(wait, Ordering::Relaxed);
-        self.until_ns.store(if wait == 0 { 0 } else { now_ns + wait }, Ordering::Relaxed);
-    }
-
-    fn is_for_now(&self) -> bool {
-        (1..=BUSY_COUNT_MAX).contains(&self.busy_count.load(Ordering::Relaxed))
+        self.until_ns.store(if has_succeeded { 0 } else { now_ns + wait }, Ordering::Relaxed);
     }
 }
 
@@ -180,37 +154,17 @@ fn wait_after(before_ns: u64, cost_ns: u64) -> u64 {
     (2 * before_ns).clamp(least, most)
 }
 
-/// The same where processors are scarce. What an attempt took then is what its threads waited for one, most of which
-/// they would have waited in any case.
-fn wait_after_busy(before_ns: u64, cost_ns: u64) -> u64 {
-    (2 * before_ns).clamp(RETRY_AFTER_MIN_NS.max(cost_ns), RETRY_AFTER_MAX_NS.max(cost_ns))
-}
-
-/// Whether the last attempt to keep out what `freeze` names came to nothing for want of processors, as few before it:
-/// a later one may well succeed.
-pub(crate) fn is_refused_for_now(freeze: Freeze) -> bool {
-    REFUSALS[freeze as usize].is_for_now()
-}
-
 /// Whether an attempt to keep out what `freeze` names is worth it: the last one succeeded, or was
 /// long ago.
 pub(crate) fn may_try_freeze(freeze: Freeze) -> bool {
     REFUSALS[freeze as usize].may_try(now_ns())
 }
 
-/// Whether `body` ran, which says whether it came too late.
-fn freeze_others(session: &Session, freeze: Freeze, body: &mut dyn FnMut(u64) -> bool) -> bool {
+fn freeze_others(session: &Session, freeze: Freeze, body: &mut dyn FnMut(u64)) -> bool {
     let began = now_ns();
-    let mut is_late = false;
-    let result = session.with_threads_frozen(thread_id() as u32, freeze, &mut |asked_ns| is_late = body(asked_ns));
-    let attempt = match result {
-        Ok(()) if is_late => Attempt::Busy,
-        Ok(()) => Attempt::Succeeded,
-        Err(VerbsError::Busy) => Attempt::Busy,
-        Err(_) => Attempt::Refused,
-    };
-    REFUSALS[freeze as usize].note(began, now_ns(), attempt);
-    result.is_ok()
+    let has_succeeded = session.with_threads_frozen(thread_id() as u32, freeze, body).is_ok();
+    REFUSALS[freeze as usize].note(began, now_ns(), has_succeeded);
+    has_succeeded
 }
 
 /// Whether it is worth trying to open a window.
@@ -233,19 +187,11 @@ fn set_signal_mask(mask: u64) -> u64 {
 pub(crate) struct FreezeWindow {
     /// When the router was asked to freeze the threads; `None` if there are none.
     asked_ns: Option<u64>,
-    is_late: Cell<bool>,
 }
 
 impl FreezeWindow {
-    fn new(asked_ns: Option<u64>) -> Self {
-        Self { asked_ns, is_late: Cell::new(false) }
-    }
-
-    /// Whether it is not too late yet for what has to be done within so much time.
     pub fn is_younger(&self, than_ns: u64) -> bool {
-        let is_younger = self.asked_ns.is_none_or(|asked| now_ns() - asked < than_ns);
-        self.is_late.set(self.is_late.get() || !is_younger);
-        is_younger
+        self.asked_ns.is_none_or(|asked| now_ns() - asked < than_ns)
     }
 
     /// Whether there was no other thread before the window either.
@@ -258,14 +204,10 @@ impl FreezeWindow {
 pub(crate) fn in_freeze_window(session: &Session, freeze: Freeze, body: &mut dyn FnMut(&FreezeWindow)) -> bool {
     let before = set_signal_mask(u64::MAX);
     let ran = if freeze == Freeze::Threads && is_alone() {
-        body(&FreezeWindow::new(None));
+        body(&FreezeWindow { asked_ns: None });
         true
     } else {
-        let mut frozen = |asked_ns| {
-            let window = FreezeWindow::new(Some(asked_ns));
-            body(&window);
-            window.is_late.get()
-        };
+        let mut frozen = |asked_ns| body(&FreezeWindow { asked_ns: Some(asked_ns) });
         may_try_freeze(freeze) && freeze_others(session, freeze, &mut frozen)
     };
     set_signal_mask(before);
@@ -281,7 +223,6 @@ pub(crate) fn with_others_frozen(session: &Session, body: &mut dyn FnMut()) {
         freeze_others(session, Freeze::Threads, &mut |_| {
             body();
             ran = true;
-            false
         });
     }
     if !ran {
@@ -300,7 +241,7 @@ mod tests {
             let (mut now, mut spent) = (5_u64, 0);
             for _ in 0..20 {
                 assert!(refusals.may_try(now));
-                refusals.note(now, now + cost_ns, Attempt::Refused);
+                refusals.note(now, now + cost_ns, false);
                 (now, spent) = (now + cost_ns, spent + cost_ns);
                 assert!(!refusals.may_try(now) && !refusals.may_try(now + RETRY_AFTER_MIN_NS - 1));
                 now += refusals.wait_ns.load(Ordering::Relaxed);
@@ -308,30 +249,9 @@ mod tests {
             assert!(spent * 100 < now, "{spent} of {now} ns");
             assert!(refusals.wait_ns.load(Ordering::Relaxed) == RETRY_AFTER_MAX_NS.max(256 * cost_ns));
             // A thread that could not be stopped for a while is forgotten.
-            refusals.note(now, now + cost_ns, Attempt::Succeeded);
+            refusals.note(now, now + cost_ns, true);
             assert!(refusals.may_try(now) && wait_after(0, 1) == RETRY_AFTER_MIN_NS);
         }
-    }
-
-    #[test]
-    fn where_processors_are_scarce_the_next_attempt_comes_soon() {
-        let (refusals, cost_ns) = (Refusals::new(), 2_000_000_000);
-        let (mut now, mut spent) = (5_u64, 0);
-        for count in 1..=BUSY_COUNT_MAX + 1 {
-            refusals.note(now, now + cost_ns, Attempt::Busy);
-            (now, spent) = (now + cost_ns, spent + cost_ns);
-            let wait = refusals.wait_ns.load(Ordering::Relaxed);
-            assert_eq!(wait, (cost_ns << (count - 1)).min(RETRY_AFTER_MAX_NS), "the {count}th");
-            assert_eq!(refusals.is_for_now(), count <= BUSY_COUNT_MAX, "the {count}th");
-            now += wait;
-        }
-        assert!(spent * 8 < now, "{spent} of {now} ns");
-        refusals.note(now, now + 1, Attempt::Succeeded);
-        assert!(refusals.may_try(now) && !refusals.is_for_now());
-        // One that can't be stopped at all is no matter of processors.
-        refusals.note(now, now + cost_ns, Attempt::Busy);
-        refusals.note(now, now + cost_ns, Attempt::Refused);
-        assert!(!refusals.is_for_now());
     }
 
     #[test]

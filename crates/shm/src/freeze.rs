@@ -32,10 +32,8 @@ const SLEEPERS_STOP_WITHIN: Duration = Duration::from_millis(20);
 const RUNNABLE_STOP_WITHIN: Duration = Duration::from_secs(1);
 /// How long it yields between two looks, before it sleeps.
 const YIELD_FOR: Duration = Duration::from_micros(200);
-/// Between two looks at threads that have not stopped yet: twice as long each time, since on a machine where that takes
-/// long the looks of many tracers take the time that the threads need.
-const LOOK_AGAIN_MIN: Duration = Duration::from_micros(20);
-const LOOK_AGAIN_MAX: Duration = Duration::from_millis(1);
+/// Between two looks at threads that have not stopped yet.
+const LOOK_AGAIN: Duration = Duration::from_micros(20);
 /// Of a status file that is read; NSpid stands well before.
 const STATUS_BYTES: usize = 4096;
 /// linux/ptrace.h; not a signal of its own: it stands in the bits above.
@@ -95,30 +93,14 @@ impl FrozenThreads {
     /// Stops the threads listed in `tasks` (a `/proc/PID/task`), but the one whose ID in its own
     /// PID namespace is `except`.
     ///
-    /// Errors, with every thread let go: `ResourceBusy` if one still waits for a processor after
-    /// `limit`; `TimedOut` if one sleeps where it can't be stopped, or `except` makes threads all
-    /// the time; `PermissionDenied` if one is traced already or can't be traced; `NotFound` if no
-    /// thread is `except`; `Unsupported` on other processors than x86-64.
+    /// Errors, with every thread let go: `TimedOut` if they don't all stop within `limit`;
+    /// `PermissionDenied` if one is traced already or can't be traced; `NotFound` if no thread is
+    /// `except`; `Unsupported` on other processors than x86-64.
     pub fn take(tasks: impl AsFd, except: u32, limit: Duration) -> io::Result<Self> {
         if !cfg!(target_arch = "x86_64") {
             return Err(io::ErrorKind::Unsupported.into());
         }
         Ok(Self { _frozen: Frozen::take(Ptrace, tasks.as_fd(), except, limit)?, on_this_thread: PhantomData })
-    }
-}
-
-/// Times to sleep between looks.
-struct Pauses(Duration);
-
-impl Pauses {
-    fn new() -> Self {
-        Self(LOOK_AGAIN_MIN)
-    }
-
-    fn next(&mut self) -> Duration {
-        let pause = self.0;
-        self.0 = (2 * pause).min(LOOK_AGAIN_MAX);
-        pause
     }
 }
 
@@ -196,7 +178,6 @@ impl<T: Tracer> Frozen<T> {
     fn wait_until_stopped(&mut self, tasks: T::Tasks<'_>, deadline: Instant) -> io::Result<()> {
         let hopeful = self.tracer.now() + SLEEPERS_STOP_WITHIN;
         let patient = self.tracer.now() + YIELD_FOR;
-        let mut pauses = Pauses::new();
         loop {
             let mut missing = 0;
             let mut at = 0;
@@ -212,14 +193,11 @@ impl<T: Tracer> Frozen<T> {
                 return Ok(());
             }
             let now = self.tracer.now();
-            if now >= hopeful.min(deadline) && !self.is_missing_runnable(tasks) {
+            if now >= deadline || (now >= hopeful && !self.is_missing_runnable(tasks)) {
                 return Err(io::ErrorKind::TimedOut.into());
             }
-            if now >= deadline {
-                return Err(io::ErrorKind::ResourceBusy.into());
-            }
             // They are woken to stop: they may need this processor.
-            if self.tracer.now() < patient { self.tracer.give_way() } else { self.tracer.sleep(pauses.next()) }
+            if self.tracer.now() < patient { self.tracer.give_way() } else { self.tracer.sleep(LOOK_AGAIN) }
         }
     }
 
@@ -228,7 +206,6 @@ impl<T: Tracer> Frozen<T> {
     /// let go.
     fn wait_for_runnable(&mut self, tasks: T::Tasks<'_>) {
         let deadline = self.tracer.now() + RUNNABLE_STOP_WITHIN;
-        let mut pauses = Pauses::new();
         let is_awaited = |tracer: &T, tracee: &Tracee| {
             !tracee.stopped && matches!(tracer.state(tasks, tracee.id), Some(b'R' | b't' | b'T'))
         };
@@ -237,7 +214,7 @@ impl<T: Tracer> Frozen<T> {
         {
             match self.look(at) {
                 Ok(true) if self.tracees[at].stopped => {}
-                Ok(true) => self.tracer.sleep(pauses.next()),
+                Ok(true) => self.tracer.sleep(LOOK_AGAIN),
                 _ => drop(self.tracees.swap_remove(at)),
             }
         }
@@ -273,11 +250,10 @@ impl<T: Tracer> Frozen<T> {
         if !self.tracees[at].stopped {
             self.tracer.interrupt(self.tracees[at].id);
         }
-        let mut pauses = Pauses::new();
         while !self.tracees[at].stopped {
             match self.look(at) {
                 Ok(true) if self.tracees[at].stopped => {}
-                Ok(true) if self.tracer.now() < deadline => self.tracer.sleep(pauses.next()),
+                Ok(true) if self.tracer.now() < deadline => self.tracer.sleep(LOOK_AGAIN),
                 _ => return,
             }
         }

@@ -285,13 +285,7 @@ impl Completer {
     /// Something that was not acknowledged is now.
     fn progress<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId) {
         let had_lapsed = self.wire_mut(id).share.renew();
-        let acknowledged_bytes = self.sender(id).window.take_acknowledged();
-        let host = self.wire(id).destination.host;
-        let (most_bytes, has_grown) = self.hosts.arrive(now, host, acknowledged_bytes);
         self.sync_host(id);
-        if has_grown {
-            self.grant_waiting(host);
-        }
         if self.qp(id).state() == QpState::Error {
             return;
         }
@@ -299,7 +293,7 @@ impl Completer {
         let requester = self.sender(id);
         requester.clock.restart(now);
         let (oldest, sent) = (requester.window.oldest(), requester.window.sent());
-        requester.congestion.acknowledge(oldest, sent, most_bytes);
+        requester.congestion.acknowledge(oldest, sent);
         let waited = core::mem::take(&mut requester.not_ready);
         let is_empty = requester.window.is_empty();
         if waited || is_empty || had_lapsed {
@@ -331,10 +325,6 @@ impl Completer {
     fn measure(&mut self, now: Instant, id: QpId, psn: u32) {
         if let Some(at) = self.take_sample(id, psn) {
             self.sender(id).congestion.measure(now, now - at);
-            let host = self.wire(id).destination.host;
-            if let Some(flow) = self.hosts.flows.get_mut(&host) {
-                flow.pipe.measure(now - at);
-            }
         }
     }
 

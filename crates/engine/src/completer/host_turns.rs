@@ -2,7 +2,7 @@
 //! `transport::hosts`.
 use crate::completer::Completer;
 use crate::qp::{QueuePair, Teardown};
-use crate::transport::hosts::{ALLOWANCE_BYTES, VnicQueue};
+use crate::transport::hosts::{ALLOWANCE_BYTES, HostFlow, VnicQueue};
 use crate::transport::wire::Wire;
 use crate::{HostId, QpId};
 use alloc::collections::{BTreeMap, BTreeSet};
@@ -36,7 +36,7 @@ impl Completer {
     pub(crate) fn grant_waiting(&mut self, host: HostId) {
         loop {
             let Some(flow) = self.hosts.flows.get_mut(&host) else { return };
-            if flow.taken_bytes >= flow.limit_bytes(self.hosts.bytes_max) {
+            if flow.taken_bytes >= self.hosts.bytes_max {
                 return;
             }
             let Some(id) = flow.next() else { return };
@@ -111,7 +111,7 @@ impl Completer {
         if flow.vnic_queues.get(&vnic) == Some(&VnicQueue::default()) {
             flow.vnic_queues.remove(&vnic);
         }
-        if flow.is_unused() {
+        if *flow == HostFlow::default() {
             self.hosts.flows.remove(&host);
         }
         self.grant_waiting(host);

@@ -23,6 +23,7 @@ use crate::completer::Completer;
 use crate::fault::Fault;
 use crate::limits::RNR_RETRY_FOREVER;
 use crate::timers::{TimerKind, acknowledge_timeout, rnr_delay};
+use crate::transport::hosts::LAPSE;
 use crate::transport::requester::Clock;
 use crate::{Environment, QpId, Syndrome};
 use freeflow_verbs::{CompletionStatus, Duration, Instant};
@@ -93,7 +94,7 @@ impl Completer {
         let probe = requester.clock.probe_at(requester.congestion.smoothed_rtt_ns());
         let probe = (!requester.gated).then_some(probe);
         let counts = self.wire(id).share.in_flight_bytes() > 0;
-        let lapse = counts.then(|| requester.clock.lapse_since + self.hosts.lapse(self.wire(id).destination.host));
+        let lapse = counts.then_some(requester.clock.lapse_since + LAPSE);
         if let Some(at) = [silence, probe, lapse].into_iter().flatten().min() {
             self.timers.arm(id, TimerKind::Retransmit, at);
         }

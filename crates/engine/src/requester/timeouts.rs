@@ -4,6 +4,7 @@ use crate::qp::SendPhase;
 use crate::requester::Requester;
 use crate::schedule::Scheduler;
 use crate::timers::{TimerKind, acknowledge_timeout};
+use crate::transport::hosts::LAPSE;
 use crate::transport::packets::AckPolicy;
 use crate::transport::wire::WireOperation;
 use crate::{Environment, QpId, Syndrome, TransmitOutcome};
@@ -35,9 +36,8 @@ impl Requester {
         if timeout.is_some_and(|timeout| silent_since + timeout <= now) {
             return self.end_silence(env, now, id);
         }
-        let lapse = self.responder.completer.hosts.lapse(self.wire(id).destination.host);
         let requester = self.responder.completer.sender(id);
-        if requester.clock.lapse_since + lapse <= now {
+        if requester.clock.lapse_since + LAPSE <= now {
             requester.clock.lapse_since = now;
             self.responder.completer.lapse(id);
         }

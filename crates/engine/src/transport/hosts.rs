@@ -14,8 +14,6 @@
 //! tenant with a thousand QPs gets no more than one with a single QP, if that one's congestion
 //! window lets it fill its half.
 //!
-//! On a long way more is on the way than waits anywhere: there the limit grows by what the way holds (`pipe`).
-//!
 //! A vNIC with a small share ([`SMALL_SHARE`]) is not held back, and neither are probes, UC and UD.
 //! READs count with the bytes that come back.
 //!
@@ -31,48 +29,43 @@
 //! taken is given back: an allowance at the end of the turn that comes with it; bytes when they are
 //! acknowledged, when the requester goes back, when the QP fails, is reset or destroyed, and
 //! (without any timeout, or while the memory of a hostile process keeps answers from landing) when
-//! they lapse: nothing that was sent [`LAPSE`] ago, or four round trips, is on the way any more.
-use crate::transport::congestion::WINDOW_BYTES_SHORT;
-use crate::transport::pipe::Pipe;
+//! they lapse: nothing that was sent [`LAPSE`] ago is on the way any more.
+use crate::transport::congestion::WINDOW_BYTES_MAX;
 use crate::transport::window::BURST_BYTES_MAX;
 use crate::{HostId, QpId};
 use alloc::collections::{BTreeMap, VecDeque};
 use freeflow_verbs::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
-/// Bytes that may be on a short way to one host: two whole windows, so that one QP can have half of it
+/// Bytes that may be on the way to one host: two whole windows, so that one QP can have half of it
 /// beside any number of others, and a queue of less than what the delay rule allows (2 ms) down to
 /// 8 Gb/s. The peer's receive buffer is of 16 MiB, of which the kernel counts about twice the bytes
 /// of a packet; and several hosts may send to it.
-const IN_FLIGHT_BYTES_MAX: u64 = 2 * WINDOW_BYTES_SHORT;
+const IN_FLIGHT_BYTES_MAX: u64 = 2 * WINDOW_BYTES_MAX;
 
-/// A vNIC that has less than this part of the limit of a short way on the way need not wait, until that limit is
-/// exceeded by as much again.
+/// A vNIC that has less than this part of the limit on the way need not wait, until twice the limit
+/// is reached.
 const SMALL_SHARE: u64 = 32;
 
 /// The least allowance: what a QP sends in a turn of a router.
 pub(crate) const ALLOWANCE_BYTES: u64 = 64 * 1024;
 
 /// Without progress for so long, what a QP has in flight does not count: it waits at the peer, or
-/// was lost. On a long way: for so many of the least round trips that any QP to the host measured,
-/// so that nobody makes it longer by answering late.
-const LAPSE: Duration = Duration::from_millis(10);
-const LAPSE_ROUND_TRIPS: u64 = 4;
+/// was lost.
+pub(crate) const LAPSE: Duration = Duration::from_millis(10);
 
 const _: () = assert!(ALLOWANCE_BYTES >= BURST_BYTES_MAX as u64);
 
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Hosts {
-    /// Of a short way.
     pub bytes_max: u64,
     pub flows: BTreeMap<HostId, HostFlow>,
 }
 
 /// There while a QP leads to the host that ever sent something.
-#[derive(Default, Serialize, Deserialize)]
+#[derive(Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct HostFlow {
     pub taken_bytes: u64,
-    pub pipe: Pipe,
     /// By index of the vNIC.
     pub vnic_queues: BTreeMap<u32, VnicQueue>,
     /// vNICs that have QPs listed; the one that was called last comes last.
@@ -133,35 +126,7 @@ impl Default for Hosts {
     }
 }
 
-impl Hosts {
-    /// Bytes of a QP to a host were acknowledged: what the window of one may grow to, and whether the host's limit
-    /// has grown.
-    pub fn arrive(&mut self, now: Instant, host: HostId, bytes: u64) -> (u64, bool) {
-        let Some(flow) = self.flows.get_mut(&host) else { return (WINDOW_BYTES_SHORT, false) };
-        let before = flow.pipe.extra_bytes();
-        flow.pipe.arrive(now, bytes);
-        let extra = flow.pipe.extra_bytes();
-        (WINDOW_BYTES_SHORT + extra, extra > before)
-    }
-
-    /// After so long without progress nothing of a QP to this host counts.
-    pub fn lapse(&self, host: HostId) -> Duration {
-        let least_ns = self.flows.get(&host).map_or(0, |flow| flow.pipe.least_rtt().0);
-        LAPSE.max(Duration(least_ns.saturating_mul(LAPSE_ROUND_TRIPS)))
-    }
-}
-
 impl HostFlow {
-    /// Nothing is on the way, and nobody waits.
-    pub fn is_unused(&self) -> bool {
-        self.taken_bytes == 0 && self.vnic_queues.is_empty() && self.ring.is_empty()
-    }
-
-    /// Bytes that may be on the way, if on a short one it were so many.
-    pub fn limit_bytes(&self, short_bytes: u64) -> u64 {
-        short_bytes.saturating_add(self.pipe.extra_bytes())
-    }
-
     pub fn list(&mut self, vnic: u32, id: QpId) {
         let vnic_queue = self.vnic_queues.entry(vnic).or_default();
         if vnic_queue.listed.is_empty() {
@@ -196,13 +161,12 @@ impl HostFlow {
     /// Whether a QP of this vNIC need not wait: the limit is not reached, or the vNIC has next to
     /// nothing of it. (So a tenant that fills it with what never arrives does not stop one whose
     /// messages are few.)
-    pub fn admits(&self, vnic: u32, short_bytes: u64) -> bool {
-        let limit = self.limit_bytes(short_bytes);
-        if self.taken_bytes >= limit.saturating_add(short_bytes) {
+    pub fn admits(&self, vnic: u32, bytes_max: u64) -> bool {
+        if self.taken_bytes >= 2 * bytes_max {
             return false;
         }
         let own_bytes = || self.vnic_queues.get(&vnic).map_or(0, |vnic_queue| vnic_queue.taken_bytes);
-        self.taken_bytes < limit || own_bytes() < short_bytes / SMALL_SHARE
+        self.taken_bytes < bytes_max || own_bytes() < bytes_max / SMALL_SHARE
     }
 
     pub fn account(&mut self, vnic: u32, before: u64, after: u64) {

@@ -18,7 +18,6 @@ pub(crate) mod management;
 pub(crate) mod packets;
 pub(crate) mod parked;
 pub(crate) mod peers;
-pub(crate) mod pipe;
 pub(crate) mod replay;
 pub(crate) mod requester;
 pub(crate) mod responder;

@@ -14,15 +14,14 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-/// Threads are let go by then, whatever their library does. The library counts from when it asked, so it covers
-/// [`STOP_MAX`], too, and what the library's thread itself waits for a processor.
-const FREEZE_MAX: Duration = Duration::from_millis(3000);
+/// Threads are let go by then, whatever their library does.
+const FREEZE_MAX: Duration = Duration::from_millis(1000);
 /// Threads that don't all stop by then are let go at once. Where processors are scarce it takes
-/// that long for each to get one, and meanwhile those that wait would not run in any case; threads
-/// that sleep where they can't be stopped are given up much earlier.
-const STOP_MAX: Duration = Duration::from_millis(1000);
-/// Time that the router waits for its own operations in the process' memory, while the threads stand still.
-const QUIESCE_MAX: Duration = Duration::from_millis(200);
+/// that long for each to get one; threads that sleep where they can't be stopped are given up much
+/// earlier.
+const STOP_MAX: Duration = Duration::from_millis(200);
+/// Time that the router waits for its own operations in the process' memory.
+const QUIESCE_MAX: Duration = Duration::from_millis(50);
 /// The thread ends when it has had nothing to do for so long.
 const IDLE: Duration = Duration::from_secs(1);
 const STACK_BYTES: usize = 128 * 1024;
@@ -82,26 +81,15 @@ struct FrozenProcess {
     since: Instant,
 }
 
-/// A process that was not frozen.
-struct Refused {
-    error: VerbsError,
-    /// A thread of it may not have stopped yet: the kernel lets go of it when the calling thread ends.
-    leaves_threads: bool,
-}
-
 impl FrozenProcess {
-    fn take(process: &Process, thread: u32, quiesce: bool) -> Result<Self, Refused> {
-        let refused = |error| Refused { error, leaves_threads: true };
+    fn take(process: &Process, thread: u32, quiesce: bool) -> Result<Self, VerbsError> {
         // It may be a set-user-ID program by now, whose starter keeps the socket: that one may not stop it.
         if !rustix::fs::fstat(&**process.tasks).is_ok_and(|about| about.st_uid == process.uid) {
-            return Err(refused(VerbsError::NotPermitted));
+            return Err(VerbsError::NotPermitted);
         }
-        let threads =
-            FrozenThreads::take(&**process.tasks, thread, STOP_MAX).map_err(|error| refused(refusal(&error)))?;
-        // After the threads: where processors are scarce those take long, and peers that use this memory would all wait
-        // as long. An access under way that waits for one of the threads (userfaultfd) ends the attempt.
-        let busy = Refused { error: VerbsError::Busy, leaves_threads: false };
-        let gate = quiesce.then(|| process.gate.close(QUIESCE_MAX).ok_or(busy)).transpose()?;
+        // Before the threads: an access under way may wait for one of the threads (userfaultfd).
+        let gate = quiesce.then(|| process.gate.close(QUIESCE_MAX).ok_or(VerbsError::Busy)).transpose()?;
+        let threads = FrozenThreads::take(&**process.tasks, thread, STOP_MAX).map_err(|error| refusal(&error))?;
         Ok(Self { _threads: threads, _gate: gate, since: Instant::now() })
     }
 }
@@ -158,19 +146,7 @@ fn serve(items: Receiver<Item>) {
             FreezeCommand::Freeze { .. } if frozen.is_some() => Err(VerbsError::Busy),
             FreezeCommand::Freeze { thread, quiesce } => {
                 expired = false;
-                match FrozenProcess::take(&item.process, thread, quiesce) {
-                    Ok(taken) => {
-                        frozen = Some(taken);
-                        Ok(())
-                    }
-                    Err(Refused { error, leaves_threads: true }) => {
-                        // No command comes to this thread after the answer.
-                        drop(items);
-                        item.answer(Err(error));
-                        return;
-                    }
-                    Err(Refused { error, .. }) => Err(error),
-                }
+                FrozenProcess::take(&item.process, thread, quiesce).map(|taken| frozen = Some(taken))
             }
             FreezeCommand::Thaw => match frozen.take() {
                 Some(_) => Ok(()),
@@ -178,6 +154,14 @@ fn serve(items: Receiver<Item>) {
                 None => Err(VerbsError::NotFound),
             },
         };
+        let is_refused = matches!(result, Err(error) if error != VerbsError::Busy);
+        if is_refused && frozen.is_none() && matches!(item.command, FreezeCommand::Freeze { .. }) {
+            // A thread that did not stop in time is let go by the kernel when this one ends. No
+            // command comes to it after the answer.
+            drop(items);
+            item.answer(result);
+            return;
+        }
         item.answer(result);
     }
 }
@@ -185,7 +169,6 @@ fn serve(items: Receiver<Item>) {
 fn refusal(error: &io::Error) -> VerbsError {
     match error.kind() {
         io::ErrorKind::TimedOut => VerbsError::TimedOut,
-        io::ErrorKind::ResourceBusy => VerbsError::Busy,
         io::ErrorKind::NotFound => VerbsError::NotFound,
         _ => VerbsError::NotPermitted,
     }

@@ -72,8 +72,6 @@ struct Thread {
     detach_count: u32,
     /// It sleeps where it can't be stopped.
     is_stuck: bool,
-    /// It waits for a processor until so much time has passed.
-    is_starved_for: Duration,
     /// A debugger has it.
     is_refused: bool,
     /// Of another process.
@@ -92,7 +90,6 @@ impl Thread {
             signals: (0, 0),
             detach_count: 0,
             is_stuck: false,
-            is_starved_for: Duration::ZERO,
             is_refused: false,
             is_foreign: false,
             is_first: false,
@@ -127,20 +124,10 @@ struct World {
     budget: Budget,
     begin: Instant,
     passed: Duration,
-    shortest_sleep: Duration,
-    /// How often threads were looked at.
-    looks: u32,
     choices: Choices,
 }
 
 impl World {
-    fn new(others: &[Thread], budget: Budget, choices: Choices) -> Self {
-        let mut threads = vec![Thread::new(CALLER)];
-        threads.extend_from_slice(others);
-        let (begin, passed) = (Instant::now(), Duration::ZERO);
-        Self { threads, budget, begin, passed, shortest_sleep: SLEEP, looks: 0, choices }
-    }
-
     /// The thread that has a number now.
     fn find(&mut self, id: i32) -> Option<&mut Thread> {
         self.threads.iter_mut().rev().find(|thread| thread.id == id && thread.life != Life::Gone)
@@ -239,14 +226,13 @@ impl Tracer for Simulated<'_> {
     fn poll(&self, id: i32) -> io::Result<Change> {
         let world = &mut *self.0.borrow_mut();
         world.step();
-        world.looks += 1;
-        let (Budget { late_stops, signals, .. }, passed) = (world.budget, world.passed);
+        let Budget { late_stops, signals, .. } = world.budget;
         let Some(thread) = world.find(id).filter(|thread| thread.is_traced) else { return Ok(Change::Ended) };
         if thread.life == Life::Zombie {
             (thread.life, thread.is_traced) = (if thread.is_first { Life::Zombie } else { Life::Gone }, false);
             return Ok(Change::Ended);
         }
-        if thread.life == Life::Stopped || !thread.is_asked || thread.is_stuck || passed < thread.is_starved_for {
+        if thread.life == Life::Stopped || !thread.is_asked || thread.is_stuck {
             return Ok(Change::None);
         }
         let mut outcomes = vec![0];
@@ -296,8 +282,7 @@ impl Tracer for Simulated<'_> {
     }
 
     fn sleep(&self, span: Duration) {
-        let world = &mut *self.0.borrow_mut();
-        world.passed += span.max(world.shortest_sleep);
+        self.0.borrow_mut().passed += span.max(SLEEP);
     }
 }
 
@@ -325,7 +310,10 @@ fn check_released(threads: &[Thread]) {
 fn explore(others: &[Thread], budget: Budget, expected: Option<io::ErrorKind>) -> usize {
     let mut choices = Choices::default();
     for count in 1.. {
-        let world = RefCell::new(World::new(others, budget, choices));
+        let mut threads = vec![Thread::new(CALLER)];
+        threads.extend_from_slice(others);
+        let world = World { threads, budget, begin: Instant::now(), passed: Duration::ZERO, choices };
+        let world = RefCell::new(world);
         match Frozen::take(Simulated(&world), (), CALLER as u32, LIMIT) {
             Ok(frozen) => {
                 assert_eq!(expected, None);
@@ -376,29 +364,4 @@ fn a_thread_that_may_not_be_traced_ends_the_attempt_and_all_go_on() {
 fn a_caller_that_begins_threads_for_ever_is_refused() {
     let budget = Budget { caller_begins: true, ..NOTHING };
     assert_eq!(explore(&[], budget, Some(io::ErrorKind::TimedOut)), 1);
-}
-
-/// A freeze of one thread that waits for a processor for so long: what came of it, and the looks that it took.
-fn of_starved(is_starved_for: Duration) -> (Result<(), io::ErrorKind>, u32) {
-    let starved = Thread { is_starved_for, ..Thread::new(2) };
-    let world = World::new(&[starved, Thread::new(3)], NOTHING, Choices::default());
-    let world = RefCell::new(World { shortest_sleep: Duration::ZERO, ..world });
-    let result = Frozen::take(Simulated(&world), (), CALLER as u32, LIMIT);
-    let result = result.map(|_| check_frozen(&world.borrow().threads)).map_err(|error| error.kind());
-    let world = world.into_inner();
-    check_released(&world.threads);
-    (result, world.looks)
-}
-
-#[test]
-fn a_thread_that_waits_for_a_processor_is_waited_for_and_then_said_to_be_busy() {
-    assert_eq!(of_starved(LIMIT / 2).0, Ok(()));
-    assert_eq!(of_starved(2 * LIMIT).0, Err(io::ErrorKind::ResourceBusy));
-}
-
-#[test]
-fn looks_at_threads_that_wait_for_a_processor_are_few() {
-    // Two calls of the kernel and a sleep for each look: ten a millisecond without longer sleeps.
-    let (_, looks) = of_starved(LIMIT / 2);
-    assert!(looks < 200, "{looks} in {LIMIT:?} / 2");
 }
