@@ -149,7 +149,7 @@ impl Lab {
         serde_json::from_str(&text).map_err(|error| format!("freeflow wire status: {error}"))
     }
 
-    /// What both routers do to packets that they send, as options of `freeflow wire faults`; `None`: nothing.
+    /// Faults of packets that both routers send, as options of `freeflow wire faults`; `None`: nothing.
     pub fn set_faults(&self, options: Option<&[&str]>) -> Result<(), String> {
         for number in 1..=HOST_COUNT {
             let mut command = Command::new(&self.program);

@@ -23,7 +23,7 @@ use std::path::Path;
 const SIZES: [usize; 6] = [2 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
 /// Those that are SENT, too.
 const SEND_SIZES: [usize; 3] = [4 << 10, 64 << 10, STREAM_BYTES];
-/// What both routers do to packets that they send, in the table about that.
+/// Faults of packets that both routers send, in the table about them.
 const UNRELIABLE: [(Key, &[&str]); 3] =
     [(Key::Lossy, &["--loss", "0.1%"]), (Key::VeryLossy, &["--loss", "1%"]), (Key::Reordered, &["--reorder", "1%"])];
 const HALF_OF_LONG_ROUND_TRIP: &[&str] = &["--delay", "5ms"];

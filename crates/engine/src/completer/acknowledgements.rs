@@ -73,7 +73,7 @@ impl Completer {
     /// All up to and with `header.psn` has arrived.
     fn handle_ack<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, header: &Header) {
         let psn = header.psn;
-        match header.ack_waits {
+        match header.ack_waits && self.wire(id).is_to_router {
             false => self.measure(now, id, psn),
             true => drop(self.take_sample(id, psn)),
         }

@@ -318,7 +318,8 @@ impl Requester {
         {
             requester.samples.push_back((psn, now));
         }
-        if !repeats {
+        // More of a message says nothing new.
+        if !repeats && burst.at == 0 {
             self.wire_mut(id).responder.habit.note_answer(now);
         }
     }
@@ -387,6 +388,8 @@ fn is_patient(qp: &QueuePair, wire: &Wire, burst: &Burst) -> bool {
         && qp.state() == QpState::ReadyToSend
         && (timeout == 0 || timeout >= PATIENT_TIMEOUT_MIN)
         && window.on_the_way() < PATIENT_PACKETS_MAX
+        // The next request need not wait for the acknowledgement of this one.
+        && window.len() < qp.attributes.capabilities.max_send_wr as usize
         && !window.repeats(burst.psn)
 }
 

@@ -67,7 +67,8 @@ impl Responder {
         };
         wire.responder.answers.wait = AckWait::Over;
         if is_in_error {
-            // These are its last words.
+            // These are its last words: answers that bring something are not among them.
+            wire.responder.answers.queue.clear();
             wire.responder.phase = Phase::Closing;
         }
         // Not past answers to requests that came again.

@@ -39,15 +39,18 @@ pub(crate) struct Habit {
     batch: Batch,
     /// When the question came that has no answer yet.
     asked_at: Option<Instant>,
+    /// A message has come since the QP last sent something.
+    has_heard: bool,
 }
 
 impl Habit {
     pub fn new() -> Self {
-        Self { answers: 0, answers_wanted: HABIT_ANSWERS, batch: Batch::Nothing, asked_at: None }
+        Self { answers: 0, answers_wanted: HABIT_ANSWERS, batch: Batch::Nothing, asked_at: None, has_heard: false }
     }
 
     /// An acknowledgement is owed for a message whose sender lets it wait, or does not.
     pub fn note_message(&mut self, may_wait: bool) {
+        self.has_heard = true;
         let may_wait = may_wait && self.batch != Batch::Hurry;
         self.batch = if may_wait { Batch::Question } else { Batch::Hurry };
     }
@@ -63,7 +66,14 @@ impl Habit {
 
     /// The QP has sent something of its own.
     pub fn note_answer(&mut self, now: Instant) {
-        let Some(asked_at) = self.asked_at.take() else { return };
+        let has_heard = core::mem::take(&mut self.has_heard);
+        let Some(asked_at) = self.asked_at.take() else {
+            // It sends without being asked: it is no answer by habit that comes next.
+            if !has_heard {
+                self.answers = 0;
+            }
+            return;
+        };
         if now - asked_at > ANSWER_WAIT {
             self.answers = 0;
             return;
@@ -124,6 +134,17 @@ mod tests {
             }
             panic!("never");
         }
+    }
+
+    #[test]
+    fn who_sends_without_being_asked_has_no_habit() {
+        let mut qp = Qp::new();
+        qp.learn();
+        qp.answer(SOON);
+        assert!(qp.question());
+        qp.answer(SOON);
+        qp.answer(SOON);
+        assert!(!qp.question(), "it talks of its own");
     }
 
     #[test]
