@@ -103,7 +103,8 @@ fn acknowledgements_that_wait_break_nothing() {
         }
     }
     assert!(failures.is_empty(), "{} failed:\n{}", failures.len(), failures[..failures.len().min(3)].join("\n"));
-    assert!(ridden > count() && completions > 4 * ridden, "{ridden} of {completions}");
+    // A turn in eight is no dialogue's, and ends the habit.
+    assert!(ridden > count() / 2 && completions > 4 * ridden, "{ridden} of {completions}");
 }
 
 /// Messages of RC QPs go by a carrier now and by the wire then, the way changes in the middle of
