@@ -439,8 +439,7 @@ impl Udp {
             return self.send_singly(slot);
         }
         if batch.refers_to_poison() {
-            self.copy_references(slot);
-            return self.outbox.is_empty(slot) || self.send(slot);
+            return self.send_copied(slot);
         }
         let lane = &mut self.lanes[usize::from(batch.key.lane)];
         let segment = batch.segment();
@@ -465,22 +464,24 @@ impl Udp {
             }
             // Payload that it refers to is not there any more: the packets of which it is are still to go.
             Err(error) if batch.refers() && error.raw_os_error() == Some(libc::EFAULT) => {
-                self.copy_references(slot);
-                return self.outbox.is_empty(slot) || self.send(slot);
+                return self.send_copied(slot);
             }
             // The route's interface can't have it cut: no checksum offload, a transformation on the way.
             Err(error) if segment.is_some() && is_refusal(&error) => {
                 self.segment_no_more(slot);
-                self.copy_references(slot);
-                if self.outbox.is_empty(slot) {
-                    return true;
-                }
-                return self.send_singly(slot);
+                return self.send_copied(slot);
             }
             Err(error) => self.give_up(slot, &error),
         }
         self.outbox.release(slot);
         true
+    }
+
+    /// As [`send`](Self::send), of a batch that needs no memory but its own.
+    #[cold]
+    fn send_copied(&mut self, slot: usize) -> bool {
+        self.copy_references(slot);
+        self.outbox.is_empty(slot) || self.send(slot)
     }
 
     /// From now on the batch needs no memory but its own. A packet whose payload is not there is lost; one of which

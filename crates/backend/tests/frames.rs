@@ -5,7 +5,7 @@ use freeflow_backend::{CaptureSink, Captured, Faults, Peer, REFERENCE_BYTES_MIN,
 use freeflow_shm::Segment;
 use freeflow_wire::frame::{FRAME_HEADER_BYTES, Frame};
 use freeflow_wire::{Header, Opcode, Operation, PacketPosition, Reth, Service};
-use lab::{Namespace, PEER, config, packet, peer, receive, send, veth};
+use lab::{Namespace, PEER, config, let_neighbour_answer, packet, peer, receive, send, veth};
 use rustix::fs::{FallocateFlags, fallocate};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
@@ -13,18 +13,13 @@ use std::sync::{Arc, Mutex};
 const PAGE_BYTES: usize = 4096;
 const FLOW: u32 = 7;
 
+/// Two backends on one loopback that agreed on frames.
 fn loopback(change: impl Fn(&mut UdpConfig, &mut Peer), v6: bool) -> (Namespace, Udp, Udp) {
-    let (a, b) = if v6 { ("fd00::1", "fd00::2") } else { ("10.0.0.1", "10.0.0.2") };
-    let namespace = Namespace::new(&[a, b]);
-    let open = |local, remote| {
-        let (mut config, mut peer) = (UdpConfig { frames: true, ..config(local) }, peer(local, remote));
-        change(&mut config, &mut peer);
-        let mut udp = namespace.open(config);
-        udp.set_peer(PEER, peer).expect("peer");
-        udp
+    let with_frames = |config: &mut UdpConfig, peer: &mut Peer| {
+        config.frames = true;
+        change(config, peer);
     };
-    let (from, to) = (open(a, b), open(b, a));
-    (namespace, from, to)
+    lab::loopback(with_frames, v6)
 }
 
 /// A segment whose pages each begin with their number and are full of it.
@@ -168,10 +163,7 @@ fn a_full_socket_gets_a_copy() {
     b.ip("addr add 10.0.0.3/24 dev vb");
     let mut to = b.open(UdpConfig { frames: true, ..config("10.0.0.3") });
     to.set_peer(PEER, peer("10.0.0.3", "10.0.0.1")).expect("peer");
-    lab::sh(&format!(
-        "ip -n {} neigh replace 10.0.0.3 dev va nud permanent lladdr $(ip -n {} -o link show vb | grep -o 'ether [0-9a-f:]*' | cut -d' ' -f2)",
-        a.name, b.name
-    ));
+    let_neighbour_answer(&a, &b);
     let mut found = Vec::new();
     while found.len() < count as usize {
         from.flush();

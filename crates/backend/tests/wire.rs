@@ -3,26 +3,14 @@ mod lab;
 
 use freeflow_backend::{Captured, Direction, Faults, PACKET_BYTES_MAX, Peer, PeerIndex, Udp, UdpConfig};
 use freeflow_wire::icrc::{Addresses, Flow};
-use lab::{Namespace, PEER, address, config, packet, peer, receive, receive_numbers, send, veth};
+use lab::{
+    Namespace, PEER, address, config, let_neighbour_answer, loopback, packet, peer, receive, receive_numbers, send,
+    veth,
+};
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
 use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
-
-/// Two backends on one loopback, each other's peers.
-fn loopback(change: impl Fn(&mut UdpConfig, &mut Peer), v6: bool) -> (Namespace, Udp, Udp) {
-    let (a, b) = if v6 { ("fd00::1", "fd00::2") } else { ("10.0.0.1", "10.0.0.2") };
-    let namespace = Namespace::new(&[a, b]);
-    let open = |local, remote| {
-        let (mut config, mut peer) = (config(local), peer(local, remote));
-        change(&mut config, &mut peer);
-        let mut udp = namespace.open(config);
-        udp.set_peer(PEER, peer).expect("peer");
-        udp
-    };
-    let (from, to) = (open(a, b), open(b, a));
-    (namespace, from, to)
-}
 
 #[test]
 fn every_size_arrives_whole() {
@@ -374,10 +362,7 @@ fn a_full_socket_keeps_what_it_cannot_send() {
     b.ip("addr add 10.0.0.3/24 dev vb");
     let mut to = b.open(lab::config("10.0.0.3"));
     to.set_peer(PEER, peer("10.0.0.3", "10.0.0.1")).expect("peer");
-    lab::sh(&format!(
-        "ip -n {} neigh replace 10.0.0.3 dev va nud permanent lladdr $(ip -n {} -o link show vb | grep -o 'ether [0-9a-f:]*' | cut -d' ' -f2)",
-        a.name, b.name
-    ));
+    let_neighbour_answer(&a, &b);
     let mut numbers = Vec::new();
     while numbers.len() < number as usize {
         from.flush();

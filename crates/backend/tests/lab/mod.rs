@@ -94,6 +94,29 @@ pub fn veth(mtu: u32) -> (Namespace, Namespace) {
     (a, b)
 }
 
+/// The packets to 10.0.0.3, an address of `b`'s that nobody answers for yet, get there from now on.
+pub fn let_neighbour_answer(a: &Namespace, b: &Namespace) {
+    sh(&format!(
+        "ip -n {} neigh replace 10.0.0.3 dev va nud permanent lladdr $(ip -n {} -o link show vb | grep -o 'ether [0-9a-f:]*' | cut -d' ' -f2)",
+        a.name, b.name
+    ));
+}
+
+/// Two backends on one loopback, each other's peers.
+pub fn loopback(change: impl Fn(&mut UdpConfig, &mut Peer), v6: bool) -> (Namespace, Udp, Udp) {
+    let (a, b) = if v6 { ("fd00::1", "fd00::2") } else { ("10.0.0.1", "10.0.0.2") };
+    let namespace = Namespace::new(&[a, b]);
+    let open = |local, remote| {
+        let (mut config, mut peer) = (config(local), peer(local, remote));
+        change(&mut config, &mut peer);
+        let mut udp = namespace.open(config);
+        udp.set_peer(PEER, peer).expect("peer");
+        udp
+    };
+    let (from, to) = (open(a, b), open(b, a));
+    (namespace, from, to)
+}
+
 pub fn address(text: &str) -> IpAddr {
     text.parse().expect("address")
 }

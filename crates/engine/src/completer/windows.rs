@@ -146,7 +146,13 @@ impl Completer {
     }
 
     /// A SEND_WITH_INV arrived whole at this QP: takes the binding away that its key names.
-    pub(crate) fn invalidate_remotely(&mut self, responder: QpId, key: u32) -> Result<(), KeyFault> {
+    pub(crate) fn invalidate_remotely<E: Environment>(
+        &mut self,
+        env: &mut E,
+        responder: QpId,
+        key: u32,
+    ) -> Result<(), KeyFault> {
+        env.end_references();
         let mw = self.window_bound_to(responder, key).ok_or(KeyFault)?;
         self.release(mw);
         Ok(())

@@ -183,11 +183,8 @@ impl Requester {
         self.responder.completer.count_received(id, responder);
         let request = &self.qp(id).send.request;
         let (opcode, key) = (request.opcode, request.immediate);
-        if opcode == SendOpcode::SendWithInvalidate {
-            env.end_references();
-        }
         if opcode == SendOpcode::SendWithInvalidate
-            && self.responder.completer.invalidate_remotely(responder, key).is_err()
+            && self.responder.completer.invalidate_remotely(env, responder, key).is_err()
         {
             self.responder.completer.invalidation_failed(env, now, responder);
         } else if opcode.consumes_receive() {

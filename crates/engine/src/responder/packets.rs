@@ -329,10 +329,8 @@ impl Responder {
         if !opcode.consumes_receive() {
             return;
         }
-        if opcode == SendOpcode::SendWithInvalidate {
-            env.end_references();
-        }
-        if opcode == SendOpcode::SendWithInvalidate && self.completer.invalidate_remotely(id, writing.argument).is_err()
+        if opcode == SendOpcode::SendWithInvalidate
+            && self.completer.invalidate_remotely(env, id, writing.argument).is_err()
         {
             self.completer.invalidation_failed(env, now, id);
         } else {

@@ -314,10 +314,7 @@ impl Thread {
             match output {
                 Output::Dial(host) => self.dial(now, host),
                 Output::Close(connection) => {
-                    if let Some(mut link) = self.links.remove(&connection) {
-                        // Messages from before that, as far as it takes them.
-                        link.flush(now);
-                    }
+                    self.remove_link(now, connection);
                 }
                 Output::Send(connection, message) => {
                     if let Some(link) = self.links.get_mut(&connection) {
@@ -540,11 +537,9 @@ impl Thread {
 
     /// Ends a connection that can't go on, or has proved nothing in its time (no error).
     fn refuse(&mut self, now: Instant, connection: ConnectionId, error: Option<ChannelError>) {
-        let Some(link) = self.links.get_mut(&connection) else { return };
+        let Some(link) = self.links.get(&connection) else { return };
         if link.stage == Stage::Established {
-            // All that was said before counts.
-            let _ = link.flush(now);
-            self.links.remove(&connection);
+            self.remove_link(now, connection);
             return self.state.handle_nonsense(now, connection);
         }
         // A host that does not answer our dialing is down; that is not its fault.
@@ -559,16 +554,21 @@ impl Thread {
     }
 
     fn end(&mut self, now: Instant, connection: ConnectionId, ending: Ending) {
-        let Some(mut link) = self.links.remove(&connection) else { return };
-        if link.stage == Stage::Established {
-            // All that was said before counts, if it still arrives.
-            let _ = link.flush(now);
-        }
+        let Some(link) = self.remove_link(now, connection) else { return };
         match (link.stage, link.host.filter(|_| link.is_dialed)) {
             (Stage::Established, _) => self.state.handle_disconnected(now, connection, ending),
             (_, Some(host)) => self.state.handle_dial_failed(now, host),
             (_, None) => {}
         }
+    }
+
+    /// Takes a link out. All that was said before counts, as far as it still takes it.
+    fn remove_link(&mut self, now: Instant, connection: ConnectionId) -> Option<Link> {
+        let mut link = self.links.remove(&connection)?;
+        if link.stage == Stage::Established {
+            link.flush(now);
+        }
+        Some(link)
     }
 
     fn flush(&mut self, now: Instant, connection: ConnectionId) {
