@@ -8,14 +8,17 @@
 //! ```text
 //!  0  BTH                 as in any packet; no padding
 //! 12  address   8 bytes   WRITE: where this payload begins; SEND: its offset in the message; READ request: where the
-//!                         range begins; READ response: 0
-//! 20  rkey      4 bytes   WRITE, READ request; else 0
-//! 24  length    4 bytes   of the whole message or READ; READ response: 0
+//!                         range begins; READ response: 0; report: see below
+//! 20  rkey      4 bytes   WRITE, READ request; report: see below; else 0
+//! 24  length    4 bytes   of the whole message or READ; READ response: 0; report: see below
 //! 28  argument  4 bytes   ImmDt, IETH or AETH, where the opcode has one; READ request: payload of a response packet
-//! 32  message   4 bytes   8 bits 0, and the PSN of the message's first packet; READ response: 0
+//! 32  message   4 bytes   8 bits 0, and the PSN of the message's first packet; READ response, report: 0
 //! 36  CRC       4 bytes   CRC-32 (of Ethernet, little-endian as the ICRC) of the 36 bytes before
 //! 40  payload             to the end of the datagram
 //! ```
+//!
+//! A *report* is a sequence NAK as a frame (operation Acknowledge): its PSN is the first that is missing, and the 128
+//! bits of address, rkey and length say which of the packets behind that one are kept ([`Kept`](crate::Kept)).
 //!
 //! The CRC covers nothing of the payload: that is the UDP checksum's, which is always there. So whatever a receiver
 //! checks itself does not depend on bytes that a program may be writing meanwhile.
@@ -81,6 +84,7 @@ pub const fn travels_as_frame(operation: Operation) -> bool {
             | Operation::WriteImmediate
             | Operation::ReadRequest
             | Operation::ReadResponse
+            | Operation::Acknowledge
     )
 }
 
@@ -159,7 +163,9 @@ mod tests {
             match opcode.operation() {
                 Operation::SendImmediate | Operation::WriteImmediate => header.immediate = 77,
                 Operation::SendInvalidate => header.invalidate = 78,
-                Operation::ReadResponse => header.aeth = Aeth { syndrome: Syndrome::ACK, msn: 79 },
+                Operation::ReadResponse | Operation::Acknowledge => {
+                    header.aeth = Aeth { syndrome: Syndrome::ACK, msn: 79 };
+                }
                 Operation::ReadRequest => header.frame = Some(Frame { message_psn: 5, response_bytes: 4096 }),
                 _ => {}
             }

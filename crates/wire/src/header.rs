@@ -269,7 +269,7 @@ impl Header {
         let mut fields = Frame { message_psn: message & MASK_24, response_bytes: 0 };
         match opcode.operation() {
             Operation::ReadRequest => fields.response_bytes = argument,
-            Operation::ReadResponse if !reader.short => self.aeth = Aeth::from_word(argument)?,
+            Operation::ReadResponse | Operation::Acknowledge if !reader.short => self.aeth = Aeth::from_word(argument)?,
             _ if opcode.has_immediate() => self.immediate = immediate_of(argument),
             _ if opcode.has_ieth() => self.invalidate = argument,
             _ => {}
@@ -305,7 +305,7 @@ impl Header {
         writer.u32(self.reth.length);
         writer.u32(match opcode.operation() {
             Operation::ReadRequest => fields.response_bytes,
-            Operation::ReadResponse => self.aeth.word(),
+            Operation::ReadResponse | Operation::Acknowledge => self.aeth.word(),
             _ if opcode.has_immediate() => immediate_word(self.immediate),
             _ if opcode.has_ieth() => self.invalidate,
             _ => 0,

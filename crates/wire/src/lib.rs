@@ -35,10 +35,12 @@ pub mod cm;
 pub mod frame;
 mod header;
 pub mod icrc;
+mod kept;
 mod opcode;
 mod syndrome;
 
 pub use header::{Aeth, AtomicEth, Deth, Header, HeaderBytes, Malformed, Reth};
+pub use kept::Kept;
 pub use opcode::{Opcode, Operation, PacketPosition, ReservedOpcode, Service};
 pub use syndrome::{NakCode, Syndrome};
 
