@@ -26,6 +26,8 @@ pub struct Destination {
     pub mtu: u16,
     /// The host takes [frames](freeflow_wire::frame): payload of a whole one. 0: it does not.
     pub frame_bytes: u16,
+    /// The host takes reports of what was kept behind a missing packet, and sends such. Counts only with frames.
+    pub selective: bool,
 }
 
 /// Where messages to an address go.

@@ -48,6 +48,10 @@ pub struct Plan {
     pub shaped: bool,
     /// Of each host: the payload of the frames that it sends; 0: it sends packets of the standard.
     pub frames: Vec<u16>,
+    /// Of each host: it knows selective repeat.
+    pub selective: Vec<bool>,
+    /// See [`Plan::with_repairs`].
+    pub repairs: bool,
     /// Connected QPs talk in turns: one short message, one short answer, mostly soon.
     pub dialogues: bool,
 }
@@ -107,6 +111,8 @@ impl Plan {
             repost_ns_max: rng.pick(&[0, 50_000, 2 * MS]),
             shaped: false,
             frames: frames(seed, hosts),
+            selective: selective(seed, hosts),
+            repairs: false,
             dialogues: false,
         }
     }
@@ -117,6 +123,20 @@ impl Plan {
         for connection in &mut plan.connections {
             connection.requests *= 4;
         }
+        plan
+    }
+
+    /// The same with frames and selective repeat at all hosts, on a line with many accidents.
+    pub fn with_repairs(seed: u64) -> Self {
+        // Of its own: the rest of a seed stays what it was.
+        let mut rng = Rng::for_part(seed, 17);
+        let mut plan = Self { repairs: true, ..Self::new(seed) };
+        plan.frames = (0..plan.hosts).map(|_| rng.pick(&[256, 320, 1408, 4096])).collect();
+        plan.selective = vec![true; plan.hosts];
+        let link_model = &mut plan.host_model.link_model;
+        link_model.loss = rng.pick(&[0, 1_000, 10_000, 50_000]);
+        link_model.duplication = rng.pick(&[0, 10_000, 100_000]);
+        link_model.reordering = rng.pick(&[0, 10_000, 200_000]);
         plan
     }
 
@@ -145,6 +165,14 @@ fn frames(seed: u64, hosts: usize) -> Vec<u16> {
         return vec![0; hosts];
     }
     (0..hosts).map(|_| rng.pick(&[0, 256, 320, 1408, 4096, 8192])).collect()
+}
+
+/// Of a third of the seeds no host knows selective repeat, of a third all do, of the others some.
+fn selective(seed: u64, hosts: usize) -> Vec<bool> {
+    // Of its own: the rest of a seed stays what it was.
+    let mut rng = Rng::for_part(seed, 16);
+    let kind = rng.roll(3);
+    (0..hosts).map(|_| kind == 1 || kind == 2 && rng.one_in(2)).collect()
 }
 
 fn host_model(rng: &mut Rng) -> HostModel {

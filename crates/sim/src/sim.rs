@@ -161,6 +161,14 @@ pub struct Sim {
 }
 
 impl Sim {
+    /// Hosts of which both know selective repeat have agreed on it.
+    pub fn agree_on_selective(&mut self, knows: &[bool]) {
+        for (host, own) in self.hosts.iter_mut().enumerate() {
+            let others = knows.iter().enumerate().filter(|(other, theirs)| *other != host && **theirs && knows[host]);
+            own.world.selective = others.map(|(other, _)| HostId(other as u32)).collect();
+        }
+    }
+
     pub fn new(seed: u64, hosts: usize, host_model: HostModel) -> Self {
         let make = |index: usize| {
             let mut rng = Rng::for_part(seed, 100 + index as u64);

@@ -31,6 +31,7 @@ impl Run {
         for (host, &bytes) in sim.hosts.iter_mut().zip(&plan.frames) {
             host.world.frame_bytes = bytes;
         }
+        sim.agree_on_selective(&plan.selective);
         if let Some(bytes) = plan.host_bytes_max {
             sim.hosts.iter_mut().for_each(|host| host.engine.set_host_bytes_max(bytes));
         }

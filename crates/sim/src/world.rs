@@ -7,8 +7,8 @@ use crate::carrier::{CarrierModel, Load};
 use crate::rng::Rng;
 use freeflow_engine::*;
 use freeflow_verbs::*;
-use freeflow_wire::Header;
 use freeflow_wire::frame::FRAME_PAYLOAD_BYTES_MAX;
+use freeflow_wire::{Header, Operation};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// A host that nobody has for a peer.
@@ -69,6 +69,8 @@ pub struct World {
     pub path_mtu_max: u16,
     /// Payload of the frames that this host sends; 0: packets of the standard alone. Every host takes both.
     pub frame_bytes: u16,
+    /// Hosts that agreed on selective repeat with this one.
+    pub selective: BTreeSet<HostId>,
     /// QPs behind QPNs of other hosts (`None`: there is no such QP).
     pub peers: BTreeMap<(HostId, Qpn), Option<PeerInfo>>,
     pub asked: Vec<(HostId, Qpn)>,
@@ -83,6 +85,8 @@ pub struct World {
     /// Payload that one packet to a QPN may have: the path MTU of its connection.
     pub mtus: BTreeMap<(HostId, u32), usize>,
     pub packets_sent: u64,
+    /// Reports of what was kept.
+    pub reports_sent: u64,
     /// Messages and requests that reached nobody who may have them, as the engine reports them.
     pub violations: u64,
     /// Forbidden actions of the engine.
@@ -110,6 +114,7 @@ impl World {
             addresses: BTreeMap::new(),
             path_mtu_max: 4096,
             frame_bytes: 0,
+            selective: BTreeSet::new(),
             peers: BTreeMap::new(),
             asked: Vec::new(),
             identities: Vec::new(),
@@ -120,6 +125,7 @@ impl World {
             was_full: false,
             mtus: BTreeMap::new(),
             packets_sent: 0,
+            reports_sent: 0,
             violations: 0,
             wrongs: Vec::new(),
         }
@@ -204,7 +210,8 @@ impl World {
 
     fn destination(&self, host: HostId) -> Destination {
         let (mtu, frame_bytes) = (self.path_mtu_max, self.frame_bytes);
-        Destination { host, flow: 0, traffic_class: 0, hop_limit: 64, mtu, frame_bytes }
+        let selective = self.selective.contains(&host);
+        Destination { host, flow: 0, traffic_class: 0, hop_limit: 64, mtu, frame_bytes, selective }
     }
 
     /// Puts packets on the line.
@@ -248,6 +255,11 @@ impl World {
                         Some(_) => usize::from(to.frame_bytes),
                         None => asked.min(usize::from(to.mtu)),
                     };
+                    let is_report = header.frame.is_some() && header.opcode.operation() == Operation::Acknowledge;
+                    self.reports_sent += u64::from(is_report);
+                    if is_report && !self.selective.contains(&to.host) {
+                        self.wrong(format!("a report to {:?}, which does not know them", to.host));
+                    }
                     if payload.len() > mtu {
                         self.wrong(format!("{} bytes of payload in {header:?}, MTU {mtu}", payload.len()));
                     }

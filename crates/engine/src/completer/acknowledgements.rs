@@ -64,7 +64,7 @@ impl Completer {
             }
             (_, AethSyndrome::Nak(code)) => {
                 if self.acknowledge_before(env, now, id, psn) {
-                    self.handle_nak(env, now, id, code);
+                    self.handle_nak(env, now, id, header, code);
                 }
             }
         }
@@ -88,11 +88,14 @@ impl Completer {
         }
     }
 
-    fn handle_nak<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, code: NakCode) {
+    fn handle_nak<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, header: &Header, code: NakCode) {
         let nak = match code {
             NakCode::PsnSequence => {
                 self.tally(id, |counters| counters.sequence_naks_received += 1);
-                return self.go_back_for_loss(now, id);
+                return match header.frame {
+                    Some(_) => self.handle_report(now, id, header),
+                    None => self.go_back_for_loss(now, id),
+                };
             }
             // The code of RD, which does not exist here, is an invalid request too.
             NakCode::InvalidRequest | NakCode::InvalidRdRequest => Nak::InvalidRequest(Syndrome::NakReceived),
@@ -294,6 +297,7 @@ impl Completer {
         requester.clock.restart(now);
         let (oldest, sent) = (requester.window.oldest(), requester.window.sent());
         requester.congestion.acknowledge(oldest, sent);
+        requester.repair.advance(now, oldest, requester.congestion.smoothed_rtt_ns());
         let waited = core::mem::take(&mut requester.not_ready);
         let is_empty = requester.window.is_empty();
         if waited || is_empty || had_lapsed {

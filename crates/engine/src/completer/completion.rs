@@ -101,6 +101,7 @@ impl Completer {
             qp.send.phase = SendPhase::Begin;
         }
         self.timers.cancel(id);
+        self.forget_kept(id);
         self.sync_host(id);
         self.stop_waiting(env, id);
         self.wake_waiters(id);

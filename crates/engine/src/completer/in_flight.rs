@@ -168,6 +168,7 @@ impl Completer {
             wire.writing &= !kind.writes();
             if !goes_on {
                 wire.parked.clear();
+                wire.responder.kept.clear();
                 (wire.parked_bytes, wire.landing_bytes) = (0, 0);
             }
         }

@@ -8,6 +8,7 @@ mod carrier;
 pub(crate) mod completion;
 mod host_turns;
 mod in_flight;
+mod repair;
 mod retransmit;
 mod traffic;
 mod waiting;

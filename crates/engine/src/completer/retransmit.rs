@@ -1,7 +1,7 @@
 //! The requester's reaction when answers don't come, or say that something was lost (IBTA 9.7.5.2,
 //! 9.7.6.1).
 //!
-//! One timer a QP, armed while messages are under way, for the earlier of two ends:
+//! One timer a QP, armed while messages are under way, for the earliest of these ends:
 //!
 //! * The **local ACK timeout**, exactly as the attributes say: 4.096 us * 2^timeout without
 //!   progress and the requester goes back to the oldest packet; `retry_count` times, and at the
@@ -12,7 +12,10 @@
 //!   then says decides: an acknowledgement of just that packet means that all after it is
 //!   lost as well.
 //!
-//! A third end concerns others: what was heard nothing of for a while does not count for its host
+//! * A packet that is **missing** at a peer which keeps later ones: it may be late, and goes out again when it
+//!   has been for too long (`transport::repair`).
+//!
+//! A further end concerns others: what was heard nothing of for a while does not count for its host
 //! any more (`hosts`).
 //!
 //! The timer is not moved by each acknowledgement: when it expires it looks when the last progress
@@ -95,7 +98,8 @@ impl Completer {
         let probe = (!requester.gated).then_some(probe);
         let counts = self.wire(id).share.in_flight_bytes() > 0;
         let lapse = counts.then_some(requester.clock.lapse_since + LAPSE);
-        if let Some(at) = [silence, probe, lapse].into_iter().flatten().min() {
+        let repair = requester.repair.ripens_at(requester.congestion.smoothed_rtt_ns());
+        if let Some(at) = [silence, probe, lapse, repair].into_iter().flatten().min() {
             self.timers.arm(id, TimerKind::Retransmit, at);
         }
     }
@@ -109,6 +113,7 @@ impl Completer {
         requester.samples.clear();
         requester.stuck = None;
         requester.clock.probed = None;
+        requester.repair.clear();
         requester.held = false;
         self.sync_host(id);
         self.push_ready(id);

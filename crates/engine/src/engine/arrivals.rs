@@ -82,7 +82,10 @@ impl Engine {
                 self.completer_mut().handle_answer(env, now, id, packet);
             }
             _ if self.qp(id).service == QpType::Uc => self.requester.responder.handle_uc(env, now, id, packet),
-            _ => self.requester.responder.handle_request(env, now, id, packet),
+            _ => {
+                self.requester.responder.handle_request(env, now, id, packet);
+                self.requester.responder.take_kept(env, now, id);
+            }
         }
     }
 
@@ -101,6 +104,7 @@ impl Engine {
 
     /// Continues with packets that arrived while another was in flight.
     pub(crate) fn resume_parked<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId) {
+        self.requester.responder.take_kept(env, now, id);
         while let Some(qp) = self.completer_mut().qps.get_mut(id) {
             let receives = qp.receives() || qp.state() == QpState::SqDrain;
             let Some(wire) = &mut qp.wire else { return };

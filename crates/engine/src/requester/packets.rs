@@ -58,7 +58,9 @@ impl Requester {
         if budget.bytes == 0 {
             return Turn::Stop(Progress::More);
         }
-        if !requester.window.has_unsent()
+        let repeats = requester.repair.due().is_some();
+        if !repeats
+            && !requester.window.has_unsent()
             && let Some(turn) = self.take_request(env, now, id, budget)
         {
             return turn;
@@ -72,7 +74,10 @@ impl Requester {
             return self.hold(id);
         }
         self.responder.completer.sender(id).gated = false;
-        self.send_burst(env, now, id, budget)
+        match repeats {
+            true => self.send_repeat(env, now, id, budget),
+            false => self.send_burst(env, now, id, budget),
+        }
     }
 
     /// Nothing can go out before something comes.
@@ -129,7 +134,10 @@ impl Requester {
     /// Whether packets have not gone out that could.
     pub(crate) fn has_unsent(&self, id: QpId) -> bool {
         let qp = self.qp(id);
-        let has_unsent = |wire: &Wire| wire.requester.window.has_unsent() || wire.has_returned();
+        let has_unsent = |wire: &Wire| {
+            let requester = &wire.requester;
+            requester.window.has_unsent() || requester.repair.due().is_some() || wire.has_returned()
+        };
         qp.service.is_reliable() && qp.wire.as_deref().is_some_and(has_unsent)
     }
 
@@ -194,7 +202,9 @@ impl Requester {
     fn send_burst<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, budget: &mut Budget) -> Turn {
         let depth = usize::from(self.qp(id).attributes.max_rd_atomic.max(1));
         let requester = self.responder.completer.sender(id);
-        let burst = match requester.window.plan(requester.congestion.window_bytes(), depth) {
+        // Packets that the peer keeps behind a missing one have left the network.
+        let window_bytes = requester.congestion.window_bytes() + requester.repair.kept_bytes();
+        let burst = match requester.window.plan(window_bytes, depth) {
             Ok(burst) => burst,
             Err(hold) => {
                 if hold == Hold::Congestion {
@@ -314,6 +324,7 @@ impl Requester {
         requester.window.note_sent(psn_add(burst.psn, burst.packets));
         if let Some(psn) = acks.asked_psn
             && !repeats
+            && requester.repair.is_empty()
             && requester.samples.len() < SAMPLES_MAX
         {
             requester.samples.push_back((psn, now));

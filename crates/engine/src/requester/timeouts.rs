@@ -21,6 +21,8 @@ impl Requester {
         if requester.window.is_empty() {
             return self.end_local_wait(id);
         }
+        self.responder.completer.repair(now, id);
+        let requester = self.responder.completer.sender(id);
         if writing || requester.fetching.is_some() {
             // It is this host that keeps the peer waiting, or the answer.
             requester.clock.restart(now);

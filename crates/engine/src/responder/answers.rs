@@ -169,7 +169,14 @@ impl Responder {
             },
             (None, ResponseVerdict::Nak { psn, syndrome }) => {
                 let acknowledge = header(Operation::Acknowledge, psn);
-                Header { aeth: Aeth { syndrome, ..acknowledge.aeth }, ..acknowledge }
+                let nak = Header { aeth: Aeth { syndrome, ..acknowledge.aeth }, ..acknowledge };
+                match syndrome {
+                    freeflow_wire::Syndrome::Nak(NakCode::PsnSequence) if self.keeps(id) => {
+                        let reth = self.wire(id).responder.kept.named(psn).fields();
+                        Header { frame: Some(Frame::default()), reth, ..nak }
+                    }
+                    _ => nak,
+                }
             }
             (None, ResponseVerdict::None) => return Next::Nothing,
         };

@@ -10,6 +10,7 @@ mod carrier;
 mod datagrams;
 mod duplicates;
 mod gates;
+mod kept;
 mod packets;
 mod paths;
 pub(crate) mod routing;

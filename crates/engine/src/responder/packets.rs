@@ -74,14 +74,17 @@ impl Responder {
     pub(crate) fn handle_request<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, packet: &Packet<'_>) {
         match psn_ahead(packet.header.psn, self.wire(id).responder.expected_psn) {
             0 => self.handle_expected(env, now, id, packet),
-            1.. => self.handle_gap(env, id),
+            1.. => self.handle_gap(env, id, packet),
             _ => self.handle_duplicate(env, id, packet),
         }
     }
 
     /// A packet is missing before this one.
-    fn handle_gap<E: Environment>(&mut self, env: &mut E, id: QpId) {
+    fn handle_gap<E: Environment>(&mut self, env: &mut E, id: QpId, packet: &Packet<'_>) {
         self.completer.tally(id, |counters| counters.out_of_sequence += 1);
+        if self.keeps(id) {
+            return self.keep_ahead(id, packet);
+        }
         let responder = &mut self.wire_mut(id).responder;
         if responder.phase == Phase::Listening {
             responder.phase = Phase::Gap;
@@ -91,7 +94,7 @@ impl Responder {
         }
     }
 
-    fn handle_expected<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, packet: &Packet<'_>) {
+    pub(crate) fn handle_expected<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, packet: &Packet<'_>) {
         let responder = &mut self.wire_mut(id).responder;
         debug_assert_eq!(packet.header.psn, responder.expected_psn, "nothing beyond the expected PSN is executed");
         responder.phase = Phase::Listening;
@@ -565,6 +568,7 @@ impl Responder {
         responder.phase = Phase::Closing;
         responder.message = None;
         responder.answers.owe_nak(psn, freeflow_wire::Syndrome::Nak(code));
+        self.completer.forget_kept(id);
     }
 
     /// RNR NAK: the requester comes again with this packet (IBTA 9.7.5.2.8).
@@ -574,6 +578,8 @@ impl Responder {
         let responder = &mut self.wire_mut(id).responder;
         responder.phase = Phase::NotReady;
         responder.answers.owe_nak(psn, freeflow_wire::Syndrome::ReceiverNotReady { timer });
+        // The requester sends all again.
+        self.completer.forget_kept(id);
         self.let_queue_rest(env, queue);
     }
 

@@ -2,6 +2,7 @@
 //! `requester::timeouts` decide which are sent, and when.
 use crate::fault::Fault;
 use crate::transport::congestion::Congestion;
+use crate::transport::repair::Repair;
 use crate::transport::window::{Burst, PACKET_OVERHEAD_BYTES, SendWindow};
 use crate::{PacketHead, Syndrome};
 use alloc::collections::VecDeque;
@@ -42,6 +43,8 @@ pub(crate) struct WireRequester {
     pub(crate) samples: VecDeque<(u32, Instant)>,
     /// The last time that it went back for a loss, and the PSN that it went back to.
     pub(crate) went_back: Option<(u32, Instant)>,
+    /// Packets that are missing at the peer while later ones are there.
+    pub(crate) repair: Repair,
     /// Room for the headers of a burst.
     #[serde(skip)]
     pub heads: Vec<PacketHead>,
@@ -95,6 +98,7 @@ impl WireRequester {
             unasked_bytes: 0,
             samples: VecDeque::new(),
             went_back: None,
+            repair: Repair::new(),
             heads: Vec::new(),
         }
     }

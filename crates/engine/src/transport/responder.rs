@@ -2,6 +2,7 @@
 //! it.
 use crate::transport::answers::Answers;
 use crate::transport::habit::Habit;
+use crate::transport::kept::KeptPackets;
 use crate::transport::packets::Packet;
 use crate::transport::replay::Replays;
 use freeflow_verbs::{Access, SendOpcode};
@@ -29,6 +30,8 @@ pub(crate) struct WireResponder {
     /// It stands in `Engine::acks_owed`.
     pub(crate) listed: bool,
     pub(crate) habit: Habit,
+    /// Packets behind a missing one.
+    pub(crate) kept: KeptPackets,
 }
 
 /// How the responder looks at packets beyond the expected one, and whether it goes on at all.
@@ -36,7 +39,8 @@ pub(crate) struct WireResponder {
 pub(crate) enum Phase {
     /// They show a gap.
     Listening,
-    /// The gap has been reported: one sequence NAK is enough (IBTA 9.7.5.1.1).
+    /// The gap has been reported: one sequence NAK is enough (IBTA 9.7.5.1.1). With selective repeat, each of them adds
+    /// to what is kept.
     Gap,
     /// The expected one got an RNR NAK; they were under way already.
     NotReady,
@@ -98,6 +102,7 @@ impl WireResponder {
             unacknowledged: 0,
             listed: false,
             habit: Habit::new(),
+            kept: KeptPackets::default(),
         }
     }
 

@@ -24,6 +24,7 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use freeflow_verbs::{SendOpcode, SendRequest};
+use freeflow_wire::Kept;
 use freeflow_wire::{MASK_24, psn_add, psn_ahead};
 use serde::{Deserialize, Serialize};
 
@@ -290,6 +291,44 @@ impl SendWindow {
             _ => 1,
         };
         Some(self.burst(0, self.packet_of_head(), packets))
+    }
+
+    /// Applies a report of the peer to the packets on the way: calls `missing` for each that is missing before one that
+    /// is kept, in their order (of a piece of a READ for its first PSN). Gives the charge of those that are kept.
+    pub fn look_behind(&self, first: u32, kept: Kept, mut missing: impl FnMut(u32)) -> u64 {
+        let (mut kept_bytes, mut place, mut step) = (0, 0, 0);
+        while first == self.oldest && step <= kept.last() && step < self.on_the_way() {
+            let psn = psn_add(first, step);
+            while self.messages.get(place).is_some_and(|message| distance(psn, message.first_psn) >= message.packets) {
+                place += 1;
+            }
+            let Some(packets) = self.repeated_packets(place, psn) else { break };
+            let message = &self.messages[place];
+            match kept.has(step) {
+                true => kept_bytes += message.charge(distance(psn, message.first_psn), packets, self.mtu),
+                false => missing(psn),
+            }
+            step += packets;
+        }
+        kept_bytes
+    }
+
+    /// PSNs of what goes out again from this one on, which is a message's.
+    fn repeated_packets(&self, place: usize, psn: u32) -> Option<u32> {
+        match needs_answer(self.messages.get(place)?.request.opcode) {
+            false => Some(1),
+            true => self.asked.iter().find(|end| psn_ahead(**end, psn) > 0).map(|&end| distance(end, psn)),
+        }
+    }
+
+    /// A packet on the way, to be sent once more; of a READ the piece from there on.
+    pub fn plan_repeat(&self, psn: u32) -> Option<Burst> {
+        if distance(psn, self.oldest) >= self.on_the_way() {
+            return None;
+        }
+        let place = self.messages.partition_point(|message| psn_ahead(message.first_psn, psn) <= 0).checked_sub(1)?;
+        let packets = self.repeated_packets(place, psn)?;
+        Some(self.burst(place, distance(psn, self.messages[place].first_psn), packets))
     }
 
     /// As much of a burst as has so much payload, one packet at least; a READ's is asked for as a
@@ -561,9 +600,34 @@ mod tests {
             })
             .sum();
         assert_eq!(charge, window.in_flight_bytes);
+        check_repeats(window);
         match window.messages.get(window.sending) {
             Some(message) => assert!(distance(window.next, message.first_psn) < message.packets),
             None => assert!(window.next == window.tail && window.sending == window.messages.len()),
         }
+    }
+
+    /// Reports name each packet on the way once at most, as missing or as kept, and the missing ones can go out again.
+    fn check_repeats(window: &SendWindow) {
+        for kept in [0, 1, 1 << 127, 0x5a5a << 112 | 0xf0f3, u128::MAX << 3].map(Kept) {
+            let (mut holes, mut charge) = (Vec::new(), 0);
+            let kept_bytes = window.look_behind(window.oldest, kept, |psn| holes.push(psn));
+            let mut before = None;
+            for psn in holes {
+                let at = distance(psn, window.oldest);
+                assert!(before < Some(at) && !kept.has(at), "in order, and not kept");
+                let burst = window.plan_repeat(psn).expect("what is on the way can go out again");
+                assert_eq!(burst.psn, psn);
+                assert!(at + burst.packets <= window.on_the_way());
+                charge += window.charge(&burst);
+                before = Some(at);
+            }
+            assert!(kept_bytes + charge <= window.in_flight_bytes);
+            if kept.last() >= window.on_the_way() {
+                assert_eq!(kept_bytes + charge, window.in_flight_bytes, "all of it");
+            }
+        }
+        let beyond = psn_add(window.oldest, window.on_the_way());
+        assert_eq!((window.plan_repeat(beyond), window.plan_repeat(psn_add(window.oldest, MASK_24))), (None, None));
     }
 }

@@ -1,6 +1,7 @@
 //! State of a connected QP for the packet transport.
 use crate::transport::carrier::{Carriage, CarrierState};
 use crate::transport::hosts::HostShare;
+pub(crate) use crate::transport::kept::HELD_PACKET_BYTES;
 use crate::transport::peers::PeerGate;
 use crate::transport::requester::WireRequester;
 use crate::transport::responder::WireResponder;
@@ -19,9 +20,6 @@ pub(crate) const PARKED_BYTES_MAX: usize = 4 << 20;
 
 /// Bytes of packets that wait at all QPs of one vNIC: what a tenant can make the router keep.
 pub(crate) const HELD_BYTES_OF_VNIC_MAX: usize = 32 << 20;
-
-/// Bytes that a waiting packet takes besides its own.
-pub(crate) const HELD_PACKET_BYTES: usize = 96;
 
 /// P_Keys that are accepted: the default partition, as a full or a limited member (IBTA 10.9.1).
 pub(crate) const PKEY_MASK: u16 = 0x7fff;
@@ -126,4 +124,9 @@ pub(crate) fn path_mtu(attributes: &QpAttributes, destination: &Destination) -> 
 /// itself where it belongs, so that the other end need not know this number; a READ request says it.
 pub(crate) fn frame_bytes(service: QpType, destination: &Destination) -> Option<u32> {
     (service == QpType::Rc && destination.frame_bytes > 0).then_some(u32::from(destination.frame_bytes))
+}
+
+/// Whether what comes ahead of a missing packet is kept and reported, in place of go-back-N.
+pub(crate) fn is_selective(service: QpType, destination: &Destination) -> bool {
+    destination.selective && frame_bytes(service, destination).is_some()
 }

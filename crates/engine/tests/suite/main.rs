@@ -25,6 +25,7 @@ mod transport_requester;
 mod transport_responder;
 mod transport_responder_order;
 mod transport_retransmit;
+mod transport_selective;
 mod transport_waits;
 mod violations;
 mod windows;

@@ -5,7 +5,7 @@ use super::state::*;
 use super::update::{ExternalPeers, MadEnds, Settings, Update};
 use crate::admission::access::VnicIdentity;
 use freeflow_engine::{HostId, PeerInfo};
-use freeflow_protocol::peer::{FEATURE_FRAMES, MAD_BYTES, PEER_PROTOCOL, PeerMessage, QpInfo};
+use freeflow_protocol::peer::{MAD_BYTES, PEER_PROTOCOL, PeerMessage, QpInfo};
 use freeflow_protocol::version::{Agreement, Disagreement, Offer, VersionRange};
 use freeflow_verbs::{Duration, Gid, Instant, NetworkId, QpType, Qpn};
 use std::collections::VecDeque;
@@ -165,7 +165,7 @@ fn host_up(host: HostId, epoch: u64) -> Update {
         address: "192.0.2.1".parse().unwrap(),
         icrc: true,
         epoch,
-        agreed: Agreement { version: 1, features: FEATURE_FRAMES },
+        agreed: Agreement { version: 1, features: PEER_PROTOCOL.features },
     }
 }
 
@@ -197,7 +197,7 @@ fn the_icrc_and_frames_are_used_if_both_want_them() {
     for (ours, theirs) in [(true, true), (true, false), (false, true), (false, false)] {
         let mut solo = Solo::new(PeersFile { icrc: ours, frames: ours, ..only(2, 1) });
         solo.state.handle_connected(solo.now, H, C);
-        let features = if theirs { FEATURE_FRAMES } else { 0 };
+        let features = if theirs { PEER_PROTOCOL.features } else { 0 };
         let (offer, host) = (Offer { features, ..PEER_PROTOCOL }, "h1".into());
         solo.says(C, PeerMessage::Hello { offer, host, epoch: 1, icrc_wanted: theirs });
         let both = (ours && theirs, features * u64::from(ours && theirs));

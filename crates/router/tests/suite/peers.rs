@@ -3,7 +3,7 @@
 use crate::common;
 use freeflow_engine::{HostId, PeerInfo};
 use freeflow_protocol::admin::{AdminReply, AdminRequest, PeersStatus};
-use freeflow_protocol::peer::{FEATURE_FRAMES, PEER_PROTOCOL, PeerMessage};
+use freeflow_protocol::peer::{PEER_PROTOCOL, PeerMessage};
 use freeflow_protocol::version::Agreement;
 use freeflow_router::Router;
 use freeflow_router::peering::{
@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 const WAIT_MAX: Duration = Duration::from_secs(60);
 const DEFAULT: NetworkId = NetworkId(1);
 const PORT: u16 = 4790;
-const AGREED: Agreement = Agreement { version: 1, features: FEATURE_FRAMES };
+const AGREED: Agreement = Agreement { version: 1, features: PEER_PROTOCOL.features };
 
 fn until<T>(what: &str, mut check: impl FnMut() -> Option<T>) -> T {
     let began = Instant::now();

@@ -26,7 +26,7 @@ pub fn peer_gid() -> Gid {
 }
 
 pub fn destination() -> Destination {
-    Destination { host: HOST, flow: 3, traffic_class: 0, hop_limit: 64, mtu: 4096, frame_bytes: 0 }
+    Destination { host: HOST, flow: 3, traffic_class: 0, hop_limit: 64, mtu: 4096, frame_bytes: 0, selective: false }
 }
 
 impl Link {
@@ -67,6 +67,21 @@ impl Link {
         link.depth = depth;
         link.connect(PathMtu::Mtu256);
         link
+    }
+
+    /// The same where frames and selective repeat were agreed on, or one of them.
+    pub fn on_path(frame_bytes: u16, selective: bool) -> Self {
+        let mut link = Self::new();
+        link.net.world.paths.insert(peer_gid(), Destination { frame_bytes, selective, ..destination() });
+        link.reconnect();
+        link
+    }
+
+    /// To RTS again, by way of RESET.
+    pub fn reconnect(&mut self) {
+        let (end, reset) = (self.end, QpAttributes { state: QpState::Reset, ..Default::default() });
+        self.net.modify(&end, &reset, QpAttributeMask::STATE).unwrap();
+        self.connect(PathMtu::Mtu256);
     }
 
     /// The other host's router says who the peer is.
@@ -209,7 +224,7 @@ impl Link {
         self.net.work();
         let sent = std::mem::take(&mut self.net.world.sent);
         let parse = |sent: Sent| {
-            assert_eq!(sent.to, destination());
+            assert_eq!(Destination { frame_bytes: 0, selective: false, ..sent.to }, destination());
             let (header, payload) = Header::parse(&sent.bytes).unwrap();
             assert_eq!((header.dest_qpn, header.opcode.service()), (PEER_QPN, self.service));
             assert!(sent.bytes.len().is_multiple_of(4) || header.frame.is_some());

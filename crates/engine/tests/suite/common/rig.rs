@@ -1,8 +1,10 @@
 //! A requester of this host, and the script of its peer on another one: what goes out, and what comes back.
 use super::peer::{HOST, PEER_QPN, destination, peer_gid};
 use super::*;
+use freeflow_wire::frame::Frame;
 use freeflow_wire::{
-    Aeth, Header, MASK_24, NakCode, Opcode, Operation as O, PacketPosition as P, Service, Syndrome as Aeths, psn_add,
+    Aeth, Header, Kept, MASK_24, NakCode, Opcode, Operation as O, PacketPosition as P, Service, Syndrome as Aeths,
+    psn_add,
 };
 
 /// PSNs wrap around soon.
@@ -34,12 +36,24 @@ impl Rig {
         rig
     }
 
+    /// With frames of so much payload, and selective repeat.
+    pub fn selective(frame_bytes: u16) -> Self {
+        let to = Destination { frame_bytes, selective: true, ..destination() };
+        let mut rig = Self::on_path(QpType::Rc, PathMtu::Mtu256, attributes(), to);
+        rig.introduce();
+        rig
+    }
+
     /// The peer is not resolved yet.
     pub fn behind_gate(qp_type: QpType, path_mtu: PathMtu, rts: QpAttributes) -> Self {
+        Self::on_path(qp_type, path_mtu, rts, destination())
+    }
+
+    fn on_path(qp_type: QpType, path_mtu: PathMtu, rts: QpAttributes, to: Destination) -> Self {
         use QpAttributeMask as M;
         let mut net = Net::new();
         let end = net.end(qp_type);
-        net.world.paths.insert(peer_gid(), destination());
+        net.world.paths.insert(peer_gid(), to);
         net.world.peers.insert((HOST, Qpn(PEER_QPN)), PeerAnswer::Asked);
         net.init(&end);
         let rtr = QpAttributes {
@@ -103,7 +117,7 @@ impl Rig {
     pub fn out(&mut self) -> Vec<(Header, Vec<u8>)> {
         let service = self.service;
         let parse = |sent: Sent| {
-            assert_eq!(sent.to, destination());
+            assert_eq!(Destination { frame_bytes: 0, selective: false, ..sent.to }, destination());
             let (header, payload) = Header::parse(&sent.bytes).unwrap();
             assert_eq!((header.dest_qpn, header.opcode.service()), (PEER_QPN, service));
             (header, payload.to_vec())
@@ -150,6 +164,18 @@ impl Rig {
 
     pub fn nak(&mut self, psn: u32, code: NakCode) {
         self.aeth(psn, Aeths::Nak(code));
+    }
+
+    /// The packet is missing, those so many PSNs behind it are kept.
+    pub fn report(&mut self, psn: u32, distances: &[u32]) {
+        let mut kept = Kept::default();
+        distances.iter().for_each(|distance| assert!(kept.note(*distance)));
+        let change = |header: &mut Header| {
+            header.aeth = Aeth { syndrome: Aeths::Nak(NakCode::PsnSequence), msn: 0 };
+            header.frame = Some(Frame::default());
+            header.reth = kept.fields();
+        };
+        self.answer(O::Acknowledge, P::Only, psn, change, &[]);
     }
 
     pub fn respond(&mut self, psn: u32, place: P, payload: &[u8]) {
