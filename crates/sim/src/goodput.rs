@@ -11,6 +11,10 @@ use freeflow_verbs::*;
 use std::fmt::Write;
 
 const LOSSES: [(u64, &str); 5] = [(0, "0"), (100, "0.01 %"), (1_000, "0.1 %"), (10_000, "1 %"), (50_000, "5 %")];
+/// The same for frames, with and without selective repeat; last, packets that come late by up to half a round trip.
+const FRAME_FAULTS: [(u64, u64, &str); 4] =
+    [(0, 0, "0"), (1_000, 0, "0.1 %"), (10_000, 0, "1 %"), (0, 10_000, "1 % late")];
+const FRAME_BYTES: u16 = 4096;
 const RTTS_US: [u64; 4] = [20, 100, 1_000, 10_000];
 const RATES_GBPS: [u64; 2] = [10, 40];
 const MESSAGE_BYTES: u64 = 1 << 20;
@@ -36,18 +40,43 @@ pub fn table() -> String {
         for (loss, name) in LOSSES {
             let _ = write!(text, "{name:>8}");
             for rtt in RTTS_US {
-                let _ = write!(text, "{:>12.2}", goodput(gbps, loss, rtt));
+                let _ = write!(text, "{:>12.2}", goodput(gbps, Way { loss, ..Way::default() }, rtt));
             }
             text.push('\n');
+        }
+        for (selective, name) in [(false, "go-back-N"), (true, "selective repeat")] {
+            let _ = writeln!(text, "\n{gbps} Gb/s line, frames, {name}");
+            for (loss, late, name) in FRAME_FAULTS {
+                let _ = write!(text, "{name:>8}");
+                for rtt in RTTS_US {
+                    let way = Way { loss, late, frame_bytes: FRAME_BYTES, selective };
+                    let _ = write!(text, "{:>12.2}", goodput(gbps, way, rtt));
+                }
+                text.push('\n');
+            }
         }
     }
     text
 }
 
+/// The kind of packets, and accidents of them, parts of a million.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Way {
+    pub loss: u64,
+    /// Overtaken by what left within half a round trip after them.
+    pub late: u64,
+    /// 0: packets of the standard.
+    pub frame_bytes: u16,
+    pub selective: bool,
+}
+
 /// Of one cell of the table.
-pub fn goodput(gbps: u64, loss: u64, rtt_us: u64) -> f64 {
+pub fn goodput(gbps: u64, way: Way, rtt_us: u64) -> f64 {
+    let loss = way.loss;
     let link_model = LinkModel {
         loss,
+        reordering: way.late,
+        reordering_ns_max: rtt_us * 500,
         delay_ns: rtt_us * 500,
         bits_per_second: gbps * 1_000_000_000,
         buffer_bytes: 2 << 20,
@@ -65,6 +94,8 @@ pub fn goodput(gbps: u64, loss: u64, rtt_us: u64) -> f64 {
         restores: 0,
     };
     let mut sim = Sim::new(gbps << 40 ^ loss << 20 ^ rtt_us, 2, host_model);
+    sim.hosts.iter_mut().for_each(|host| host.world.frame_bytes = way.frame_bytes);
+    sim.agree_on_selective(&[way.selective; 2]);
     let mut topology = Topology::default();
     let sides = [0, 1].map(|host| {
         let process = topology.process(&mut sim, host, NetworkId(1), 0, 1);

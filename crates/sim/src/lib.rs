@@ -45,6 +45,7 @@ pub struct Report {
     pub seed: u64,
     pub has_carrier: bool,
     pub has_dialogues: bool,
+    pub has_repairs: bool,
     pub wrongs: Vec<String>,
     pub digest: u64,
     pub ended_at: u64,
@@ -54,6 +55,8 @@ pub struct Report {
     pub restored: u64,
     /// Acknowledgements that went out behind an answer.
     pub acks_with_answers: u64,
+    /// Reports of packets that were kept behind a missing one.
+    pub reports: u64,
     pub trace: Vec<String>,
 }
 
@@ -63,7 +66,7 @@ pub fn run(seed: u64, traces: bool) -> Report {
 }
 
 pub fn run_plan(plan: Plan, traces: bool) -> Report {
-    let (seed, has_dialogues) = (plan.seed, plan.dialogues);
+    let (seed, has_dialogues, has_repairs) = (plan.seed, plan.dialogues, plan.repairs);
     let has_carrier = plan.host_model.carrier_model != CarrierModel::default();
     let mut run = Run::new(plan, traces);
     run.go();
@@ -72,6 +75,7 @@ pub fn run_plan(plan: Plan, traces: bool) -> Report {
         seed,
         has_carrier,
         has_dialogues,
+        has_repairs,
         wrongs: run.wrongs,
         digest: run.sim.digest,
         ended_at: run.sim.now,
@@ -80,6 +84,7 @@ pub fn run_plan(plan: Plan, traces: bool) -> Report {
         carried: run.sim.carrier_counts,
         restored: run.sim.restored,
         acks_with_answers,
+        reports: run.sim.hosts.iter().map(|host| host.world.reports_sent).sum(),
         trace: run.sim.trace.unwrap_or_default(),
     }
 }
@@ -88,6 +93,7 @@ pub fn run_plan(plan: Plan, traces: bool) -> Report {
 pub fn failure(report: &Report) -> String {
     let carrier = if report.has_carrier { " --carrier" } else { "" };
     let dialogues = if report.has_dialogues { " --dialogues" } else { "" };
-    let replay = format!("cargo run -p freeflow-sim -- --seed {}{carrier}{dialogues} --trace", report.seed);
+    let repairs = if report.has_repairs { " --repairs" } else { "" };
+    let replay = format!("cargo run -p freeflow-sim -- --seed {}{carrier}{dialogues}{repairs} --trace", report.seed);
     format!("seed {}: {}\nreplay: {replay}", report.seed, report.wrongs.join("\n"))
 }

@@ -1,17 +1,19 @@
-//! Runs seeds: `freeflow-sim [--seed N] [--count N] [--carrier] [--dialogues] [--trace]`, `freeflow-sim
-//! --goodput`.
+//! Runs seeds: `freeflow-sim [--seed N] [--count N] [--carrier] [--dialogues] [--repairs] [--trace]`,
+//! `freeflow-sim --goodput`.
 #![forbid(unsafe_code)]
 use freeflow_sim::{failure, goodput, plan::Plan, run_plan};
 use std::process::ExitCode;
 
 const USAGE: &str =
-    "usage: freeflow-sim [--seed N] [--count N] [--carrier] [--dialogues] [--trace] [--plan] | --goodput";
+    "usage: freeflow-sim [--seed N] [--count N] [--carrier] [--dialogues] [--repairs] [--trace] [--plan] | --goodput";
 
+#[derive(Default)]
 struct Asked {
     seed: u64,
     count: u64,
     carrier: bool,
     dialogues: bool,
+    repairs: bool,
     traces: bool,
     plan: bool,
     goodput: bool,
@@ -29,10 +31,11 @@ fn main() -> ExitCode {
     let mut failed = 0;
     let (mut completions, mut packets) = (0, 0);
     for seed in asked.seed..asked.seed + asked.count {
-        let plan = match (asked.carrier, asked.dialogues) {
-            (true, _) => Plan::with_carrier(seed),
-            (false, true) => Plan::with_dialogues(seed),
-            (false, false) => Plan::new(seed),
+        let plan = match asked {
+            Asked { carrier: true, .. } => Plan::with_carrier(seed),
+            Asked { dialogues: true, .. } => Plan::with_dialogues(seed),
+            Asked { repairs: true, .. } => Plan::with_repairs(seed),
+            _ => Plan::new(seed),
         };
         if asked.plan {
             println!("{plan:#?}");
@@ -53,14 +56,14 @@ fn main() -> ExitCode {
 }
 
 fn parse(mut arguments: impl Iterator<Item = String>) -> Option<Asked> {
-    let mut asked =
-        Asked { seed: 0, count: 1, carrier: false, dialogues: false, traces: false, plan: false, goodput: false };
+    let mut asked = Asked { count: 1, ..Asked::default() };
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--seed" => asked.seed = arguments.next()?.parse().ok()?,
             "--count" => asked.count = arguments.next()?.parse().ok()?,
             "--carrier" => asked.carrier = true,
             "--dialogues" => asked.dialogues = true,
+            "--repairs" => asked.repairs = true,
             "--trace" => asked.traces = true,
             "--plan" => asked.plan = true,
             "--goodput" => asked.goodput = true,

@@ -107,6 +107,22 @@ fn acknowledgements_that_wait_break_nothing() {
     assert!(ridden > count() / 2 && completions > 4 * ridden, "{ridden} of {completions}");
 }
 
+/// On lines with many accidents, packets ahead of a missing one are kept, reported, and acted upon in their order.
+#[test]
+fn selective_repeat_breaks_nothing() {
+    let (mut failures, mut reports, mut completions) = (Vec::new(), 0, 0);
+    for seed in 0..count() / 2 {
+        let report = run_plan(Plan::with_repairs(first() + seed), false);
+        reports += report.reports;
+        completions += report.completions;
+        if !report.wrongs.is_empty() {
+            failures.push(failure(&report));
+        }
+    }
+    assert!(failures.is_empty(), "{} failed:\n{}", failures.len(), failures[..failures.len().min(3)].join("\n"));
+    assert!(reports > 10 * count() && completions > 50 * count(), "{reports} of {completions}");
+}
+
 /// Messages of RC QPs go by a carrier now and by the wire then, the way changes in the middle of
 /// traffic, and lanes break: nothing else changes.
 #[test]
@@ -147,9 +163,10 @@ fn a_carrier_that_lies_is_found_out() {
 fn snapshots_change_nothing() {
     for seed in 0..120 {
         let with = |restores| {
-            let mut plan = match seed % 3 {
+            let mut plan = match seed % 4 {
                 0 => Plan::new(seed),
                 1 => Plan::with_carrier(seed),
+                2 => Plan::with_repairs(seed),
                 _ => Plan::with_dialogues(seed),
             };
             plan.host_model.restores = restores;
