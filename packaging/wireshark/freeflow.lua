@@ -9,7 +9,7 @@ local operations = {
     "SEND Only with Immediate", "RDMA WRITE First", "RDMA WRITE Middle", "RDMA WRITE Last",
     "RDMA WRITE Last with Immediate", "RDMA WRITE Only", "RDMA WRITE Only with Immediate", "RDMA READ Request",
     "RDMA READ response First", "RDMA READ response Middle", "RDMA READ response Last",
-    "RDMA READ response Only", [0x16] = "SEND Last with Invalidate", [0x17] = "SEND Only with Invalidate",
+    "RDMA READ response Only", "Report", [0x16] = "SEND Last with Invalidate", [0x17] = "SEND Only with Invalidate",
 }
 local immediate = { [0x03] = true, [0x05] = true, [0x09] = true, [0x0b] = true }
 local invalidate = { [0x16] = true, [0x17] = true }
@@ -26,6 +26,7 @@ f.psn = ProtoField.uint24("freeflow.psn", "PSN")
 f.address = ProtoField.uint64("freeflow.address", "Address or offset", base.HEX)
 f.rkey = ProtoField.uint32("freeflow.rkey", "R_Key", base.HEX)
 f.length = ProtoField.uint32("freeflow.length", "Length of the message")
+f.kept = ProtoField.bytes("freeflow.kept", "Packets kept behind the missing one")
 f.immediate = ProtoField.bytes("freeflow.immediate", "Immediate data")
 f.invalidate = ProtoField.uint32("freeflow.invalidate", "R_Key to invalidate", base.HEX)
 f.syndrome = ProtoField.uint8("freeflow.syndrome", "Syndrome", base.HEX)
@@ -84,16 +85,20 @@ function frame.dissector(buffer, packet, tree)
     branch:add(f.destqp, buffer(5, 3))
     branch:add(f.ack_request, buffer(8, 1))
     branch:add(f.psn, buffer(9, 3))
-    branch:add(f.address, buffer(12, 8))
-    branch:add(f.rkey, buffer(20, 4))
-    branch:add(f.length, buffer(24, 4))
+    if opcode == 0x11 then
+        branch:add(f.kept, buffer(12, 16))
+    else
+        branch:add(f.address, buffer(12, 8))
+        branch:add(f.rkey, buffer(20, 4))
+        branch:add(f.length, buffer(24, 4))
+    end
     if immediate[opcode] then
         branch:add(f.immediate, argument)
     elseif invalidate[opcode] then
         branch:add(f.invalidate, argument)
     elseif opcode == 0x0c then
         branch:add(f.response, argument)
-    elseif opcode >= 0x0d and opcode <= 0x10 then
+    elseif opcode >= 0x0d and opcode <= 0x11 then
         branch:add(f.syndrome, buffer(28, 1))
         branch:add(f.msn, buffer(29, 3))
     end
