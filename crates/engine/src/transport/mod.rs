@@ -6,7 +6,8 @@
 //! [`Drops`].
 //!
 //! Invariant: packets of a QP are acted upon one at a time, in the order of arrival: while the
-//! payload of one is still being written elsewhere (`writing`), later ones are parked.
+//! payload of one is still being written elsewhere (`writing`), later ones are parked. Requests that come ahead of a
+//! missing one are dropped, or (selective repeat) kept for when they are the expected ones.
 pub(crate) mod answers;
 pub(crate) mod carrier;
 pub(crate) mod congestion;

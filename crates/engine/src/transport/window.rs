@@ -294,7 +294,8 @@ impl SendWindow {
     }
 
     /// Applies a report of the peer to the packets on the way: calls `missing` for each that is missing before one that
-    /// is kept, in their order (of a piece of a READ for its first PSN). Gives the charge of those that are kept.
+    /// is kept, in their order (of a piece of a READ for its first PSN). Gives the charge of those that are kept and
+    /// have left the network; answers are still to come.
     pub fn look_behind(&self, first: u32, kept: Kept, mut missing: impl FnMut(u32)) -> u64 {
         let (mut kept_bytes, mut place, mut step) = (0, 0, 0);
         while first == self.oldest && step <= kept.last() && step < self.on_the_way() {
@@ -305,6 +306,7 @@ impl SendWindow {
             let Some(packets) = self.repeated_packets(place, psn) else { break };
             let message = &self.messages[place];
             match kept.has(step) {
+                true if needs_answer(message.request.opcode) => {}
                 true => kept_bytes += message.charge(distance(psn, message.first_psn), packets, self.mtu),
                 false => missing(psn),
             }
@@ -623,7 +625,7 @@ mod tests {
                 before = Some(at);
             }
             assert!(kept_bytes + charge <= window.in_flight_bytes);
-            if kept.last() >= window.on_the_way() {
+            if kept.last() >= window.on_the_way() && window.answers_due == 0 {
                 assert_eq!(kept_bytes + charge, window.in_flight_bytes, "all of it");
             }
         }
