@@ -33,13 +33,16 @@ impl Completer {
     /// Packets that have been missing for too long go out again, in the QP's next turn.
     pub(crate) fn repair(&mut self, now: Instant, id: QpId) {
         let requester = self.sender(id);
-        if !requester.repair.ripen(now, requester.congestion.smoothed_rtt_ns()) {
+        let lost = requester.repair.ripen(now, requester.congestion.smoothed_rtt_ns());
+        if lost > 0 {
+            requester.congestion.lose_repaired(lost, requester.window.sent());
+            // Later packets are acknowledged together with its repetition: that measures no round trip.
+            requester.samples.clear();
+            requester.clock.probe_since = now;
+        }
+        if requester.repair.due().is_none() {
             return;
         }
-        requester.congestion.lose(requester.window.sent());
-        // Later packets are acknowledged together with its repetition: that measures no round trip.
-        requester.samples.clear();
-        requester.clock.probe_since = now;
         requester.held = false;
         self.push_ready(id);
     }

@@ -9,6 +9,9 @@
 //!   An eighth and not a half, because go-back-N already pays for a loss with a window of packets
 //!   sent twice, and because links here lose packets without being full: at one loss in a thousand
 //!   packets of 4 KB, increase and decrease balance at about 360 KB.
+//!   Where selective repeat mends it, a loss costs one packet, and one packet in fifty may get lost without a cut (BBR,
+//!   draft-cardwell-ccwg-bbr, tolerates 2 %, too): an account takes one for each packet that is acknowledged, and gives
+//!   fifty for each that is lost. It holds a dozen losses at most: an overflowing queue loses more than that at once.
 //! * **Silence** for the whole local ACK timeout closes the window to its least, and it opens again
 //!   by doubling to half of what it was (RFC 5681, sections 3.1 and 5).
 //! * **Delay**: above a target (the least RTT of the last seconds, and an allowance) the window
@@ -32,6 +35,9 @@ const WINDOW_PACKETS_MIN: u64 = 2;
 /// A round's additive increase.
 const INCREASE_BYTES: u64 = 4096;
 const LOSS_SHIFT: u32 = 3;
+/// One repaired loss in so many packets is tolerated, and so many losses in a row.
+const PACKETS_A_LOSS: u32 = 50;
+const LOSSES_IN_A_ROW: u32 = 12;
 const MARK_SHIFT: u32 = 4;
 const DELAY_SHIFT_MAX: u32 = 3;
 /// A round's least RTT may exceed the least ever seen by this.
@@ -55,6 +61,10 @@ pub(crate) struct Congestion {
     /// The round is over when all before this PSN is acknowledged. `None`: nothing ever was, there
     /// is no round to judge.
     round_ends: Option<u32>,
+    /// All before it was acknowledged, when that was last looked at.
+    acknowledged: u32,
+    /// Packets that were acknowledged for losses to come.
+    tolerance: u32,
     standing_rtt_ns: u64,
     held_back: bool,
     cut: bool,
@@ -72,6 +82,8 @@ impl Congestion {
             least_rtt_ns: [u64::MAX; 2],
             epoch_ends: Instant(0),
             round_ends: None,
+            acknowledged: 0,
+            tolerance: PACKETS_A_LOSS * LOSSES_IN_A_ROW,
             standing_rtt_ns: u64::MAX,
             held_back: false,
             cut: false,
@@ -109,6 +121,9 @@ impl Congestion {
 
     /// All before `oldest` is acknowledged, all before `sent` was sent.
     pub fn acknowledge(&mut self, oldest: u32, sent: u32) {
+        let packets = psn_ahead(oldest, self.acknowledged).max(0) as u32;
+        self.tolerance = (self.tolerance + packets).min(PACKETS_A_LOSS * LOSSES_IN_A_ROW);
+        self.acknowledged = oldest;
         match self.round_ends {
             Some(end) if psn_ahead(oldest, end) < 0 => return,
             Some(_) => self.judge(),
@@ -123,6 +138,17 @@ impl Congestion {
             self.shrink(self.window_bytes >> LOSS_SHIFT);
             self.begin_round(sent);
             self.cut = true;
+        }
+    }
+
+    /// So many packets were lost, and go out again alone.
+    pub fn lose_repaired(&mut self, packets: u32, sent: u32) {
+        match self.tolerance.checked_sub(packets.saturating_mul(PACKETS_A_LOSS)) {
+            Some(left) => self.tolerance = left,
+            None => {
+                self.tolerance = 0;
+                self.lose(sent);
+            }
         }
     }
 
@@ -317,6 +343,27 @@ mod tests {
             sender.round(&[100]);
         }
         assert!(sender.window() >= WINDOW_START_BYTES, "{}", sender.window());
+    }
+
+    #[test]
+    fn few_losses_that_are_repaired_cost_nothing() {
+        let mut sender = Sender::new();
+        for _ in 0..100 {
+            sender.round(&[100]);
+        }
+        for _ in 0..1_000 {
+            sender.congestion.lose_repaired(2, sender.psn);
+            sender.round(&[100]);
+            assert_eq!(sender.window(), WINDOW_BYTES_MAX);
+        }
+        // A queue that overflows, and one loss in 33 packets for ever.
+        sender.congestion.lose_repaired(LOSSES_IN_A_ROW + 1, sender.psn);
+        assert_eq!(sender.window(), WINDOW_BYTES_MAX - WINDOW_BYTES_MAX / 8);
+        for _ in 0..100 {
+            sender.congestion.lose_repaired(3, sender.psn);
+            sender.round(&[100]);
+        }
+        assert!(sender.window() < WINDOW_BYTES_MAX / 4);
     }
 
     /// One loss in a thousand packets: the window must hold what a link of 20 Gb/s and 50 to 200 us

@@ -33,6 +33,8 @@ pub(crate) struct Repair {
     quarters: u32,
     /// Repetitions that were needed since one was not.
     repairs: u32,
+    /// Holes that [`Self::ripen`] has not named as lost yet.
+    lost: u32,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -52,7 +54,7 @@ fn round_trip(smoothed_ns: u64) -> u64 {
 
 impl Repair {
     pub fn new() -> Self {
-        Self { holes: VecDeque::new(), kept_bytes: 0, quarters: QUARTERS_MIN, repairs: 0 }
+        Self { holes: VecDeque::new(), kept_bytes: 0, quarters: QUARTERS_MIN, repairs: 0, lost: 0 }
     }
 
     /// How late a packet may be.
@@ -73,17 +75,21 @@ impl Repair {
     pub fn hear(&mut self, now: Instant, window: &SendWindow, (first, kept): (u32, Kept), smoothed_ns: u64) {
         let again = Duration(round_trip(smoothed_ns) / 4 * 5);
         let mut before = core::mem::take(&mut self.holes);
-        let mut holes = VecDeque::new();
+        let (mut holes, mut lost) = (VecDeque::new(), 0);
         self.kept_bytes = window.look_behind(first, kept, |psn| {
             while let Some(hole) = before.pop_front_if(|hole| psn_ahead(hole.psn, psn) < 0) {
                 self.note_filled(now, &hole, smoothed_ns);
             }
             let known = before.pop_front_if(|hole| hole.psn == psn);
             let mut hole = known.unwrap_or(Hole { psn, since: now, repeated: None, is_due: false });
-            hole.is_due |= hole.repeated.is_some_and(|at| at + again <= now);
+            if !hole.is_due && hole.repeated.is_some_and(|at| at + again <= now) {
+                hole.is_due = true;
+                lost += 1;
+            }
             holes.push_back(hole);
         });
         self.holes = holes;
+        self.lost += lost;
     }
 
     fn note_filled(&mut self, now: Instant, hole: &Hole, smoothed_ns: u64) {
@@ -97,13 +103,16 @@ impl Repair {
         }
     }
 
-    /// Holes that are late for too long shall go out again. True if any is due.
-    pub fn ripen(&mut self, now: Instant, smoothed_ns: u64) -> bool {
+    /// Holes that are late for too long shall go out again. Gives how many became due since the last time.
+    pub fn ripen(&mut self, now: Instant, smoothed_ns: u64) -> u32 {
         let late = self.tolerance(smoothed_ns);
         for hole in &mut self.holes {
-            hole.is_due |= hole.repeated.is_none() && hole.since + late <= now;
+            if !hole.is_due && hole.repeated.is_none() && hole.since + late <= now {
+                hole.is_due = true;
+                self.lost += 1;
+            }
         }
-        self.due().is_some()
+        core::mem::take(&mut self.lost)
     }
 
     /// When the next one will be late for too long.
@@ -138,6 +147,6 @@ impl Repair {
     /// Everything goes out again.
     pub fn clear(&mut self) {
         self.holes.clear();
-        self.kept_bytes = 0;
+        (self.kept_bytes, self.lost) = (0, 0);
     }
 }
