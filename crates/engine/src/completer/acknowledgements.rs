@@ -77,7 +77,9 @@ impl Completer {
             false => self.measure(now, id, psn),
             true => drop(self.take_sample(id, psn)),
         }
-        let was_probe = self.sender(id).clock.probed == Some(psn);
+        let requester = self.sender(id);
+        // Where later packets are kept, reports say which are missing.
+        let was_probe = requester.clock.probed == Some(psn) && requester.repair.is_empty();
         if !self.acknowledge_before(env, now, id, psn_add(psn, 1)) || !was_probe {
             return;
         }

@@ -137,9 +137,14 @@ impl Completer {
 
     /// A packet shall wait at a QP; false if its vNIC has too many of them.
     pub(crate) fn keep(&mut self, id: QpId, bytes: usize) -> bool {
+        self.keep_within(id, bytes, HELD_BYTES_OF_VNIC_MAX)
+    }
+
+    /// The same, with a limit of its own for what waits at its vNIC.
+    pub(crate) fn keep_within(&mut self, id: QpId, bytes: usize, most: usize) -> bool {
         let bytes = bytes + HELD_PACKET_BYTES;
         let held = &mut self.vnic_of(id).held_bytes;
-        if *held + bytes > HELD_BYTES_OF_VNIC_MAX {
+        if *held + bytes > most {
             return false;
         }
         *held += bytes;

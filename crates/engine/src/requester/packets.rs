@@ -52,13 +52,13 @@ impl Requester {
             _ => return self.turn(env, now, id, budget),
         }
         let requester = &self.wire(id).requester;
-        if requester.not_ready || requester.fetching.is_some() || requester.stuck.is_some() {
+        let repeats = requester.repair.due().is_some();
+        if requester.not_ready || requester.fetching.is_some() || requester.stuck.is_some() && !repeats {
             return self.hold(id);
         }
         if budget.bytes == 0 {
             return Turn::Stop(Progress::More);
         }
-        let repeats = requester.repair.due().is_some();
         if !repeats
             && !requester.window.has_unsent()
             && let Some(turn) = self.take_request(env, now, id, budget)
@@ -203,7 +203,8 @@ impl Requester {
         let depth = usize::from(self.qp(id).attributes.max_rd_atomic.max(1));
         let requester = self.responder.completer.sender(id);
         // Packets that the peer keeps behind a missing one have left the network.
-        let window_bytes = requester.congestion.window_bytes() + requester.repair.kept_bytes();
+        let kept_bytes = requester.repair.kept_bytes().min(requester.window.in_flight_bytes());
+        let window_bytes = requester.congestion.window_bytes() + kept_bytes;
         let burst = match requester.window.plan(window_bytes, depth) {
             Ok(burst) => burst,
             Err(hold) => {
@@ -386,6 +387,9 @@ impl Requester {
         } else if requester.window.take_back(&burst) {
             self.responder.completer.sync_host(id);
             self.get_stuck(env, now, id, (burst.psn, Stuck::Memory));
+        } else if requester.window.plan_repeat(burst.psn).is_some() {
+            // A repetition, or a probe: going back for it finds what is wrong, and fails the request in its turn.
+            self.responder.completer.go_back(id);
         }
     }
 }

@@ -39,8 +39,11 @@ impl Requester {
                 self.count_burst(id, &burst);
                 self.hold(id)
             }
-            // No memory: going back for it will find that, and fail the request.
-            Ok(TransmitOutcome::Full | TransmitOutcome::Fault) | Err(_) => Turn::Continue,
+            // Going back for it finds what is wrong, and fails the request in its turn.
+            Ok(TransmitOutcome::Full | TransmitOutcome::Fault) | Err(_) => {
+                self.responder.completer.go_back(id);
+                Turn::Continue
+            }
         }
     }
 }

@@ -16,10 +16,14 @@ use crate::responder::Responder;
 use crate::transport::kept::{KEPT_PSNS_MAX, kept_bytes};
 use crate::transport::packets::Packet;
 use crate::transport::responder::Phase;
-use crate::transport::wire::is_selective;
+use crate::transport::wire::{HELD_BYTES_OF_VNIC_MAX, is_selective};
 use crate::{Environment, QpId};
 use freeflow_verbs::Instant;
 use freeflow_wire::{Header, NakCode, Syndrome, psn_add, psn_ahead};
+
+/// Bytes that may wait at all QPs of a vNIC when another packet is kept behind a gap, which may last: the rest is for
+/// packets that wait for a write, and for datagrams.
+const KEPT_OF_VNIC_MAX: usize = HELD_BYTES_OF_VNIC_MAX / 2;
 
 impl Completer {
     /// Nothing is kept any more: it is as good as lost.
@@ -42,23 +46,29 @@ impl Responder {
 
     /// A packet is missing before this one.
     pub(crate) fn keep_ahead(&mut self, id: QpId, packet: &Packet<'_>) {
-        let responder = &self.wire(id).responder;
+        let responder = &mut self.wire_mut(id).responder;
         if !matches!(responder.phase, Phase::Listening | Phase::Gap) {
             return;
         }
-        let is_near = psn_ahead(packet.header.psn, responder.expected_psn) < KEPT_PSNS_MAX;
-        match responder.kept.place_of(packet.header.psn) {
-            None => self.completer.tally(id, |counters| counters.duplicate_requests += 1),
-            Some(place) if is_near => self.keep_at(id, place, packet),
-            Some(_) => {}
+        let is_known = responder.phase == Phase::Gap;
+        if psn_ahead(packet.header.psn, responder.expected_psn) < KEPT_PSNS_MAX {
+            // The later copy counts: the other may be of an earlier connection with the same numbers.
+            if let Some(freed) = responder.kept.remove(packet.header.psn) {
+                self.completer.let_go(id, freed);
+                self.completer.tally(id, |counters| counters.duplicate_requests += 1);
+            }
+            self.keep_one(id, packet);
         }
-        self.owe_report(id);
+        // Of a gap behind which nothing is kept one report is enough, as with go-back-N.
+        if !is_known || !self.wire(id).responder.kept.is_empty() {
+            self.owe_report(id);
+        }
     }
 
-    fn keep_at(&mut self, id: QpId, place: usize, packet: &Packet<'_>) {
+    fn keep_one(&mut self, id: QpId, packet: &Packet<'_>) {
         let bytes = kept_bytes(packet);
-        if self.wire(id).responder.kept.has_room(bytes) && self.completer.keep(id, bytes) {
-            self.wire_mut(id).responder.kept.insert(place, packet);
+        if self.wire(id).responder.kept.has_room(bytes) && self.completer.keep_within(id, bytes, KEPT_OF_VNIC_MAX) {
+            self.wire_mut(id).responder.kept.insert(packet);
         } else {
             self.drops.parked_overflow += 1;
         }

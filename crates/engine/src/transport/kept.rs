@@ -40,21 +40,29 @@ impl KeptPackets {
         self.list.is_empty()
     }
 
-    /// Where in the list a packet belongs. `None`: it is there.
-    pub fn place_of(&self, psn: u32) -> Option<usize> {
-        // Most come in order.
-        match self.list.iter().rposition(|kept| psn_ahead(kept.psn, psn) <= 0) {
-            Some(before) => (self.list[before].psn != psn).then_some(before + 1),
-            None => Some(0),
-        }
+    /// How many packets stand before this one, or are this one. Most come in order.
+    fn count_until(&self, psn: u32) -> usize {
+        self.list.iter().rposition(|kept| psn_ahead(kept.psn, psn) <= 0).map_or(0, |before| before + 1)
+    }
+
+    /// Takes the packet with this PSN out. Gives how many bytes do not wait any more.
+    pub fn remove(&mut self, psn: u32) -> Option<usize> {
+        let place = self.count_until(psn).checked_sub(1)?;
+        let kept = self.list.get(place).filter(|kept| kept.psn == psn)?;
+        let bytes = kept.bytes.len();
+        self.list.remove(place);
+        self.bytes -= bytes;
+        Some(bytes + HELD_PACKET_BYTES)
     }
 
     pub fn has_room(&self, bytes: usize) -> bool {
         self.list.len() < KEPT_PSNS_MAX as usize && self.bytes + bytes <= KEPT_BYTES_MAX
     }
 
-    pub fn insert(&mut self, place: usize, packet: &Packet<'_>) {
+    /// A packet whose PSN is not there.
+    pub fn insert(&mut self, packet: &Packet<'_>) {
         let bytes = bytes_of(packet);
+        let place = self.count_until(packet.header.psn);
         self.bytes += bytes.len();
         self.list.insert(place, KeptPacket { psn: packet.header.psn, bytes, ip: packet.ip });
     }

@@ -1,6 +1,6 @@
 //! Selective repeat, against a scripted peer: what a responder keeps and reports, and what a requester repeats.
 use crate::common::peer::*;
-use crate::common::rig::{MS, Rig};
+use crate::common::rig::{MS, Rig, attributes};
 use crate::common::*;
 use freeflow_verbs::*;
 use freeflow_wire::frame::{FRAME_HEADER_BYTES, Frame};
@@ -258,6 +258,32 @@ fn nothing_stays_kept() {
     }
 }
 
+/// What comes last under a PSN counts, as for the expected one: a packet of an earlier connection may have come first.
+#[test]
+fn the_later_copy_of_a_kept_packet_counts() {
+    let (mut link, data) = (link(), pattern(3 * 256));
+    let mut packets = write(&mut link, 0, &data);
+    packets.push((packets[2].0, vec![9; 256]));
+    deliver(&mut link, &packets, [3, 2]);
+    assert_eq!((report(&mut link), link.counters().duplicate_requests), ((0, vec![2]), 1));
+    deliver(&mut link, &packets, [0, 1]);
+    assert_eq!((link.says(), link.memory(0, 3 * 256)), (vec![Says::Ack { psn: 2, msn: 1 }], data));
+}
+
+/// Each report that names nothing has all sent again.
+#[test]
+fn a_gap_behind_which_nothing_is_kept_is_reported_once() {
+    let mut link = link();
+    link.psn = psn_add(link.psn, 2000);
+    let far = write(&mut link, 0, &pattern(1000));
+    deliver(&mut link, &far, [0]);
+    assert_eq!(report(&mut link), (0, vec![]));
+    for at in 1..4 {
+        deliver(&mut link, &far, [at]);
+        assert_eq!(link.replies(), []);
+    }
+}
+
 #[test]
 fn without_agreement_packets_ahead_are_dropped() {
     for (frame_bytes, selective) in [(0, false), (256, false), (0, true)] {
@@ -277,7 +303,11 @@ fn without_agreement_packets_ahead_are_dropped() {
 
 /// One round trip of 100 us was measured; the next PSN is 1.
 fn rig() -> Rig {
-    let mut rig = Rig::selective(256);
+    rig_with(attributes())
+}
+
+fn rig_with(rts: QpAttributes) -> Rig {
+    let mut rig = Rig::selective(256, rts);
     rig.write(0, 10);
     rig.wait(100_000);
     rig.ack(0);
@@ -438,12 +468,29 @@ fn packets_that_are_kept_leave_room() {
 
 #[test]
 fn memory_that_is_gone_fails_in_order() {
-    let mut rig = rig();
+    for timeout in [0, 14] {
+        let mut rig = rig_with(QpAttributes { timeout, retry_count: 0, ..attributes() });
+        rig.write(1, 5 * 256);
+        rig.out();
+        let end = rig.end;
+        rig.net.engine.deregister_mr(end.session, end.mr).unwrap();
+        rig.report(2, &[1]);
+        rig.wait(MS);
+        assert_eq!(rig.statuses(), [(1, Status::LocalProtectionError)], "timeout {timeout}");
+    }
+}
+
+/// The key of the next request is wrong, which counts when all before it has arrived.
+#[test]
+fn a_request_that_fails_later_does_not_keep_what_is_missing() {
+    let mut rig = rig_with(QpAttributes { timeout: 0, ..attributes() });
     rig.write(1, 5 * 256);
-    rig.out();
-    let end = rig.end;
-    rig.net.engine.deregister_mr(end.session, end.mr).unwrap();
-    rig.report(2, &[1]);
-    rig.wait(68 * MS);
-    assert_eq!(rig.statuses(), [(1, Status::LocalProtectionError)]);
+    let bad = [Sge { lkey: rig.end.key ^ 1, ..rig.sge(0, 10) }];
+    rig.post(SendRequest { remote_address: 0x7000, rkey: 0x55aa, ..request(2, SendOpcode::RdmaWrite, &bad) });
+    assert_eq!(rig.psns(), [1, 2, 3, 4, 5]);
+    rig.report(2, &[1, 2, 3]);
+    rig.wait(25_000);
+    assert_eq!(rig.psns(), [2]);
+    rig.ack(5);
+    assert_eq!(rig.statuses(), [(1, Status::Success), (2, Status::LocalProtectionError)]);
 }

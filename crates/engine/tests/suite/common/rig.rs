@@ -37,9 +37,9 @@ impl Rig {
     }
 
     /// With frames of so much payload, and selective repeat.
-    pub fn selective(frame_bytes: u16) -> Self {
+    pub fn selective(frame_bytes: u16, rts: QpAttributes) -> Self {
         let to = Destination { frame_bytes, selective: true, ..destination() };
-        let mut rig = Self::on_path(QpType::Rc, PathMtu::Mtu256, attributes(), to);
+        let mut rig = Self::on_path(QpType::Rc, PathMtu::Mtu256, rts, to);
         rig.introduce();
         rig
     }
