@@ -258,7 +258,7 @@ fn nothing_stays_kept() {
     }
 }
 
-/// What comes last under a PSN counts, as for the expected one: a packet of an earlier connection may have come first.
+/// The last copy under a PSN counts, as for the expected one: a packet of an earlier connection may have come first.
 #[test]
 fn the_later_copy_of_a_kept_packet_counts() {
     let (mut link, data) = (link(), pattern(3 * 256));
