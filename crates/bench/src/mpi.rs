@@ -1,11 +1,13 @@
 //! MPI between two containers: Open MPI and MPICH over UCX, beside their own TCP between the same containers and
-//! their own shared memory (both ranks in one container), in the same run. The program is tests/programs/mpi_speed.c.
+//! their own shared memory (both ranks in one container), in the same run; between the two hosts of a lab beside their
+//! own TCP. The program is tests/programs/mpi_speed.c.
 //!
 //! An implementation that is not installed is named, and the others are measured.
 use crate::beside_tcp::is_installed;
 use crate::cm::{Bound, Run, Series, Wanted, table};
-use crate::host::{Freeflow, REPLY_MAX};
+use crate::host::{Agent, Freeflow, REPLY_MAX};
 use crate::journal::Journal;
+use crate::lab::Lab;
 use crate::perftest::tail;
 use crate::suite::{Pair, address_of};
 use crate::verbs::{Reply, Request};
@@ -17,6 +19,9 @@ use std::process::Command;
 use std::time::Duration;
 
 pub const TITLE: &str = "MPI between two containers";
+const TITLE_OF_HOSTS: &str = "MPI between two containers of two hosts";
+/// Of the lab's links, as in the part `cm`.
+const MTU: u32 = 4200;
 const RUN_MS_MAX: u64 = 60_000;
 /// Time for what the launcher started elsewhere to end after it.
 const END_MS_MAX: u64 = 5000;
@@ -93,6 +98,7 @@ enum Transport {
 
 impl Transport {
     const ALL: [Self; 4] = [Self::Tcp, Self::SharedMemory, Self::Default, Self::Verbs];
+    const OF_HOSTS: [Self; 2] = [Self::Tcp, Self::Default];
 
     /// Open MPI takes UCX for verbs alone, and its own modules for the rest.
     fn settings(self, implementation: Implementation) -> &'static str {
@@ -173,11 +179,19 @@ fn figures(implementation: Implementation) -> Vec<Figure> {
     figures
 }
 
+/// The ping-pongs have bounds: programs that nobody tuned, and two cores for all.
+fn figures_of_hosts(implementation: Implementation) -> Vec<Figure> {
+    let pingpongs = PINGPONGS.map(|bytes| (Test { name: "pingpong", bytes }, Some(Bound { floor: 1.0, aim: 0.6 })));
+    let all = pingpongs.into_iter().chain(OTHERS.map(|test| (test, None)));
+    let (transport, beside) = (Transport::Default, Transport::Tcp);
+    all.map(|(test, bound)| Figure { implementation, transport, test, beside, bound }).collect()
+}
+
 impl Figure {
-    fn wanted(&self) -> Wanted {
+    fn wanted(&self, place: &str) -> Wanted {
         let of = if self.transport == Transport::Default { "default transports" } else { "rc_v" };
         let (name, size) = (self.implementation.name(), crate::table::bytes(self.test.bytes));
-        let what = format!("{name} {}, {size}, {of}", self.test.name);
+        let what = format!("{name} {}, {size}, {of}{place}", self.test.name);
         let unit = if self.test.is_latency() { "us" } else { "MB/s" };
         Wanted { part: "programs", what, unit, limit: Some(self.beside.beside()), bound: self.bound }
     }
@@ -186,11 +200,29 @@ impl Figure {
 /// Measures all rows of the implementations that are installed, by turns.
 ///
 /// # Errors
-/// There is no host, or no container.
+/// There is no host, no lab, or no container.
 pub fn measure(freeflow: &Path, is_quick: bool, journal: &mut Journal, all: &mut Vec<Series>) -> Result<(), String> {
     let (runs, share) = if is_quick { (1, 20) } else { (5, 5) };
-    let host = Freeflow::up(freeflow, "adaptive", false)?;
-    let mut bench = Bench::new(Pair::new(&host)?, share)?;
+    {
+        let host = Freeflow::up(freeflow, "adaptive", false)?;
+        let Pair { runner, server, .. } = Pair::new(&host)?;
+        let bench = Bench::new(runner, server, share)?;
+        rows((TITLE, ""), figures, &Transport::ALL, bench, runs, journal, all)?;
+    }
+    let lab = Lab::up(freeflow, MTU)?;
+    let bench = Bench::new(lab.agent(2, "mpi-runner")?, lab.agent(1, "mpi-server")?, share)?;
+    rows((TITLE_OF_HOSTS, ", two hosts"), figures_of_hosts, &Transport::OF_HOSTS, bench, runs, journal, all)
+}
+
+fn rows(
+    (title, place): (&'static str, &str),
+    figures: fn(Implementation) -> Vec<Figure>,
+    transports: &[Transport],
+    mut bench: Bench,
+    runs: usize,
+    journal: &mut Journal,
+    all: &mut Vec<Series>,
+) -> Result<(), String> {
     println!();
     let missing = |name: &&str| !is_installed(name);
     for implementation in Implementation::ALL {
@@ -200,9 +232,10 @@ pub fn measure(freeflow: &Path, is_quick: bool, journal: &mut Journal, all: &mut
         }
         bench.build(implementation)?;
         let figures = figures(implementation);
-        let mut series: Vec<Series> = figures.iter().map(|figure| Series::new(TITLE, figure.wanted())).collect();
+        let mut series: Vec<Series> = figures.iter().map(|figure| Series::new(title, figure.wanted(place))).collect();
         for _ in 0..runs {
-            let outputs = Transport::ALL.map(|transport| bench.output(implementation, transport));
+            let outputs: Vec<_> =
+                transports.iter().map(|&transport| (transport, bench.output(implementation, transport))).collect();
             for (figure, series) in figures.iter().zip(&mut series).filter(|(_, series)| series.failure.is_none()) {
                 match run(figure, &outputs) {
                     Ok(run) => series.runs.push(run),
@@ -213,17 +246,16 @@ pub fn measure(freeflow: &Path, is_quick: bool, journal: &mut Journal, all: &mut
                 }
             }
         }
-        journal.show(table(TITLE, &series));
+        journal.show(table(title, &series));
         all.extend(series);
     }
     Ok(())
 }
 
-/// A figure and the one beside it, of the outputs in the order of `Transport::ALL`.
-fn run(figure: &Figure, outputs: &[Result<String, String>; 4]) -> Result<Run, String> {
+/// A figure and the one beside it, of the transports' outputs.
+fn run(figure: &Figure, outputs: &[(Transport, Result<String, String>)]) -> Result<Run, String> {
     let of = |transport: Transport| {
-        let (_, output) =
-            Transport::ALL.iter().zip(outputs).find(|(each, _)| **each == transport).ok_or("no output")?;
+        let (_, output) = outputs.iter().find(|(each, _)| *each == transport).ok_or("no output")?;
         let text = output.as_ref().map_err(|why| format!("{transport:?}: {why}"))?;
         figure.test.figure(text).ok_or_else(|| format!("{transport:?}: no figure in: {}", tail(text)))
     };
@@ -231,21 +263,22 @@ fn run(figure: &Figure, outputs: &[Result<String, String>; 4]) -> Result<Run, St
     Ok(Run { value, limit: Some(limit), p10: value, p99: value })
 }
 
-struct Bench<'a> {
-    pair: Pair<'a>,
-    runner: String,
-    server: String,
+struct Bench {
+    runner: Agent,
+    server: Agent,
+    /// Addresses of the launcher's end, and of the other one.
+    addresses: [String; 2],
     folder: PathBuf,
     /// One of so many iterations is made.
     share: u32,
 }
 
-impl<'a> Bench<'a> {
-    fn new(mut pair: Pair<'a>, share: u32) -> Result<Self, String> {
-        let (runner, server) = (address_of(&mut pair.runner)?, address_of(&mut pair.server)?);
+impl Bench {
+    fn new(mut runner: Agent, mut server: Agent, share: u32) -> Result<Self, String> {
+        let addresses = [address_of(&mut runner)?, address_of(&mut server)?];
         let folder = env::temp_dir().join(format!("ffmpi.{}", std::process::id()));
         fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-        let bench = Self { pair, runner, server, folder, share };
+        let bench = Self { runner, server, addresses, folder, share };
         let agent = bench.folder.join("agent");
         fs::write(&agent, AGENT)
             .and_then(|()| fs::set_permissions(&agent, Permissions::from_mode(0o755)))
@@ -271,7 +304,7 @@ impl<'a> Bench<'a> {
         }
         let folder = self.folder.display().to_string();
         let is_apart = transport != Transport::SharedMemory;
-        let both = [self.runner.as_str(), self.server.as_str()];
+        let both = self.addresses.each_ref().map(String::as_str);
         let line = implementation.line(transport, if is_apart { &both } else { &both[..1] }, &folder);
         let program = self.program(implementation);
         // Ended with all that it started, should it hang.
@@ -282,11 +315,11 @@ impl<'a> Bench<'a> {
         if is_apart {
             let serve =
                 format!("cd {folder}; {}", SERVE.replace("sh command", &format!("timeout {limit_s} sh command")));
-            self.pair.server.ask(&Request::Start { argv: argv(serve) })?;
+            self.server.ask(&Request::Start { argv: argv(serve) })?;
         }
-        self.pair.runner.ask(&Request::Start { argv: argv(line) })?;
-        self.pair.runner.send(&Request::Finish { timeout_ms: RUN_MS_MAX })?;
-        let reply = self.pair.runner.receive(REPLY_MAX + Duration::from_millis(RUN_MS_MAX))?;
+        self.runner.ask(&Request::Start { argv: argv(line) })?;
+        self.runner.send(&Request::Finish { timeout_ms: RUN_MS_MAX })?;
+        let reply = self.runner.receive(REPLY_MAX + Duration::from_millis(RUN_MS_MAX))?;
         let result = match reply {
             Reply::Output { status: Some(0), text } => Ok(text),
             Reply::Output { status: Some(status), text } => Err(format!("exit {status}: {}", tail(&text))),
@@ -294,13 +327,13 @@ impl<'a> Bench<'a> {
             other => Err(format!("unexpected: {other:?}")),
         };
         if is_apart {
-            self.pair.server.ask(&Request::Finish { timeout_ms: END_MS_MAX })?;
+            self.server.ask(&Request::Finish { timeout_ms: END_MS_MAX })?;
         }
         result
     }
 }
 
-impl Drop for Bench<'_> {
+impl Drop for Bench {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.folder);
     }
@@ -320,12 +353,14 @@ mod tests {
 
     #[test]
     fn rows_have_names_and_bounds_of_their_own() {
-        let figures: Vec<Figure> = Implementation::ALL.into_iter().flat_map(figures).collect();
-        let name = |figure: &Figure| format!("{} {}", figure.wanted().what, figure.beside.beside());
-        let mut names: Vec<String> = figures.iter().map(name).collect();
+        let (of_one, of_two) = (Implementation::ALL.map(figures), Implementation::ALL.map(figures_of_hosts));
+        let name = |figure: &Figure| format!("{} {}", figure.wanted("").what, figure.beside.beside());
+        let mut names: Vec<String> = of_one.iter().flatten().map(name).collect();
+        let figures: Vec<Figure> = of_one.into_iter().chain(of_two).flatten().collect();
+        let of_hosts = figures_of_hosts(Implementation::Mpich).len() * Implementation::ALL.len();
         names.sort_unstable();
         names.dedup();
-        assert_eq!(names.len(), figures.len());
+        assert_eq!(names.len(), figures.len() - of_hosts);
         let is_right = |bound: Bound, test: Test| (bound.aim < bound.floor) == test.is_latency();
         assert!(figures.iter().all(|figure| figure.bound.is_none_or(|bound| is_right(bound, figure.test))));
     }
@@ -333,7 +368,8 @@ mod tests {
     #[test]
     fn a_transport_that_failed_fails_its_rows_alone() {
         let text = |us: f64| Ok(format!("pingpong 8 {us}\n"));
-        let outputs = [text(10.0), Err("why".to_owned()), text(1.0), text(2.0)];
+        let all = [text(10.0), Err("why".to_owned()), text(1.0), text(2.0)];
+        let outputs: Vec<_> = Transport::ALL.into_iter().zip(all).collect();
         let figure = |transport, beside| {
             let test = Test { name: "pingpong", bytes: 8 };
             Figure { implementation: Implementation::Mpich, transport, test, beside, bound: None }

@@ -1,16 +1,21 @@
 //! Unmodified programs that receive by an SRQ and choose their own memory: `ucx_perftest` between two
 //! containers, beside what it gets of its own shared memory (both ends in one container), of its own
-//! TCP between the same containers, and beside a hand-off, in the same run.
+//! TCP between the same containers, and beside a hand-off, in the same run. Between the two hosts of a lab
+//! beside its own TCP.
 use crate::cm::{Bound, Run, Series, Wanted, table};
-use crate::host::{Freeflow, REPLY_MAX};
+use crate::host::{Agent, Freeflow, REPLY_MAX};
 use crate::journal::Journal;
+use crate::lab::Lab;
 use crate::perftest::tail;
-use crate::suite::Pair;
+use crate::suite::{Pair, address_of};
 use crate::verbs::{Reply, Request};
 use std::path::Path;
 use std::time::Duration;
 
 pub const TITLE: &str = "UCX between two containers";
+const TITLE_OF_HOSTS: &str = "UCX between two containers of two hosts";
+/// Of the lab's links, as in the part `cm`.
+const MTU: u32 = 4200;
 const RUN_MS_MAX: u64 = 30_000;
 /// Time for the server to listen.
 const LISTEN: &str = "0.4";
@@ -121,11 +126,19 @@ fn figures() -> Vec<Figure> {
     of_verbs.into_iter().chain(of_default).collect()
 }
 
+/// Latencies have bounds: programs that nobody tuned, and two cores for all.
+fn figures_of_hosts() -> Vec<Figure> {
+    let bound = Some(Bound { floor: 1.0, aim: 0.6 });
+    let all = [(LATENCY, bound), (RATE, None), (LONG, bound), (STREAM, None)];
+    let beside = Beside::Transport(Transport::Tcp);
+    all.into_iter().map(|(test, bound)| Figure { test, transport: Transport::Default, beside, bound }).collect()
+}
+
 impl Figure {
-    fn wanted(&self) -> Wanted {
+    fn wanted(&self, place: &str) -> Wanted {
         let Test { name, bytes, .. } = self.test;
         let of = if self.transport == Transport::Default { ", default transports" } else { "" };
-        let what = format!("{name}, {}{of}", crate::table::bytes(bytes));
+        let what = format!("{name}, {}{of}{place}", crate::table::bytes(bytes));
         let (unit, limit, bound) = (self.test.unit(), Some(self.beside.name()), self.bound);
         Wanted { part: "programs", what, unit, limit, bound }
     }
@@ -134,16 +147,31 @@ impl Figure {
 /// Measures all rows, by turns.
 ///
 /// # Errors
-/// There is no host, or no container.
+/// There is no host, no lab, or no container.
 pub fn measure(freeflow: &Path, is_quick: bool, journal: &mut Journal, all: &mut Vec<Series>) -> Result<(), String> {
-    let (runs, share) = if is_quick { (1, 5) } else { (5, 1) };
-    let host = Freeflow::up(freeflow, "adaptive", false)?;
-    let mut bench = Bench { pair: Pair::new(&host)?, address: String::new(), port: 21_000, share };
-    bench.address = bench.pair.server_address()?;
+    let effort = if is_quick { (1, 5) } else { (5, 1) };
+    {
+        let host = Freeflow::up(freeflow, "adaptive", false)?;
+        let Pair { runner, server, .. } = Pair::new(&host)?;
+        let bench = Bench::new(runner, server, effort.1)?;
+        all.extend(rows((TITLE, ""), &figures(), bench, effort.0, journal)?);
+    }
+    let lab = Lab::up(freeflow, MTU)?;
+    let bench = Bench::new(lab.agent(2, "ucx-runner")?, lab.agent(1, "ucx-server")?, effort.1)?;
+    all.extend(rows((TITLE_OF_HOSTS, ", two hosts"), &figures_of_hosts(), bench, effort.0, journal)?);
+    Ok(())
+}
+
+fn rows(
+    (title, place): (&'static str, &str),
+    figures: &[Figure],
+    mut bench: Bench,
+    runs: usize,
+    journal: &mut Journal,
+) -> Result<Vec<Series>, String> {
     println!();
     let handoff_us = journal.handoff("before").map_err(|error| error.to_string())?.summary.p50 / 1e3;
-    let figures = figures();
-    let mut series: Vec<Series> = figures.iter().map(|figure| Series::new(TITLE, figure.wanted())).collect();
+    let mut series: Vec<Series> = figures.iter().map(|figure| Series::new(title, figure.wanted(place))).collect();
     for _ in 0..runs {
         for (figure, series) in figures.iter().zip(&mut series).filter(|(_, series)| series.failure.is_none()) {
             match bench.run(figure, handoff_us) {
@@ -155,21 +183,26 @@ pub fn measure(freeflow: &Path, is_quick: bool, journal: &mut Journal, all: &mut
             }
         }
     }
-    journal.show(table(TITLE, &series));
+    journal.show(table(title, &series));
     journal.handoff("after").map_err(|error| error.to_string())?;
-    all.extend(series);
-    Ok(())
+    Ok(series)
 }
 
-struct Bench<'a> {
-    pair: Pair<'a>,
+struct Bench {
+    runner: Agent,
+    server: Agent,
     address: String,
     port: u16,
     /// One of so many iterations is made.
     share: usize,
 }
 
-impl Bench<'_> {
+impl Bench {
+    fn new(runner: Agent, mut server: Agent, share: usize) -> Result<Self, String> {
+        let address = address_of(&mut server)?;
+        Ok(Self { runner, server, address, port: 21_000, share })
+    }
+
     fn run(&mut self, figure: &Figure, handoff_us: f64) -> Result<Run, String> {
         let limit = match figure.beside {
             Beside::Handoff if figure.test.is_latency() => handoff_us,
@@ -196,11 +229,11 @@ impl Bench<'_> {
         let is_apart = transport != Transport::SharedMemory;
         let line = if is_apart { client(address) } else { format!("{server} >&- & {}", client("127.0.0.1")) };
         if is_apart {
-            self.pair.server.ask(&Request::Start { argv: argv(format!("exec {server}")) })?;
+            self.server.ask(&Request::Start { argv: argv(format!("exec {server}")) })?;
         }
-        self.pair.runner.ask(&Request::Start { argv: argv(line) })?;
-        self.pair.runner.send(&Request::Finish { timeout_ms: RUN_MS_MAX })?;
-        let reply = self.pair.runner.receive(REPLY_MAX + Duration::from_millis(RUN_MS_MAX))?;
+        self.runner.ask(&Request::Start { argv: argv(line) })?;
+        self.runner.send(&Request::Finish { timeout_ms: RUN_MS_MAX })?;
+        let reply = self.runner.receive(REPLY_MAX + Duration::from_millis(RUN_MS_MAX))?;
         let result = match reply {
             Reply::Output { status: Some(0), text } => Ok(text),
             Reply::Output { status: Some(status), text } => Err(format!("exit {status}: {}", tail(&text))),
@@ -209,7 +242,7 @@ impl Bench<'_> {
         };
         if is_apart {
             let timeout_ms = if result.is_ok() { 5000 } else { 0 };
-            self.pair.server.ask(&Request::Finish { timeout_ms })?;
+            self.server.ask(&Request::Finish { timeout_ms })?;
         }
         result
     }
@@ -239,7 +272,7 @@ mod tests {
         let mut names: Vec<String> = figures()
             .iter()
             .map(|figure| {
-                let wanted = figure.wanted();
+                let wanted = figure.wanted("");
                 format!("{} beside {}", wanted.what, wanted.limit.unwrap_or(""))
             })
             .collect();
@@ -250,6 +283,6 @@ mod tests {
             let less = figure.bound.is_none_or(|bound| (bound.aim < bound.floor) == figure.test.is_latency());
             less && figure.test.count >= 500
         };
-        assert!(figures().iter().all(is_right));
+        assert!(figures().iter().chain(&figures_of_hosts()).all(is_right));
     }
 }
