@@ -14,6 +14,8 @@ pub const HELD_COUNT_MAX: usize = 32_768;
 const OVERTAKING_COUNT_MAX: u64 = 8;
 /// A packet to be overtaken goes out after this time even if nothing overtakes it.
 const OVERTAKING_WAIT: Duration = Duration::from_millis(1);
+/// A delay ends at one of so many moments within its length.
+const DELAY_STEPS: u64 = 100;
 const MILLION: u64 = 1_000_000;
 
 /// Faults for packets that are sent: probabilities in parts per million, each of its own.
@@ -25,7 +27,7 @@ pub struct Faults {
     pub duplicate_ppm: u32,
     /// Overtaken by a few packets that were sent later.
     pub reorder_ppm: u32,
-    /// Held back for `delay_ns`.
+    /// Held back for `delay_ns`, or up to a hundredth longer.
     pub delay_ppm: u32,
     pub delay_ns: u64,
     /// One bit is inverted, anywhere in the packet or its ICRC; of a frame, in its headers.
@@ -64,6 +66,7 @@ type Due = (Instant, u64, u16);
 pub(crate) struct Injector {
     faults: Faults,
     random: u64,
+    begun: Instant,
     held: Vec<Held>,
     bytes: Box<[u8]>,
     free: Vec<u16>,
@@ -84,6 +87,7 @@ impl Injector {
         Self {
             faults,
             random: faults.seed,
+            begun: Instant::now(),
             held: vec![nothing; HELD_COUNT_MAX],
             bytes: vec![0; HELD_COUNT_MAX * PACKET_BYTES_MAX].into_boxed_slice(),
             free: (0..HELD_COUNT_MAX as u16).rev().collect(),
@@ -121,8 +125,13 @@ impl Injector {
         Decision { lose, duplicate, overtaken, delay, flip: corrupt.then_some((detail >> 32) as u32) }
     }
 
-    pub fn delay(&self) -> Duration {
-        Duration::from_nanos(self.faults.delay_ns)
+    /// When a packet goes out that is delayed now. Up to a hundredth of the delay later, together with others: packets
+    /// that came in one burst leave in one burst, as they do without a delay.
+    pub fn due(&self, now: Instant) -> Instant {
+        let delay = Duration::from_nanos(self.faults.delay_ns);
+        let step_ns = self.faults.delay_ns / DELAY_STEPS;
+        let into_step_ns = (now - self.begun).as_nanos().checked_rem(u128::from(step_ns)).unwrap_or(0);
+        now + delay + Duration::from_nanos((u128::from(step_ns) - into_step_ns) as u64)
     }
 
     /// Holds a copy of `packet` until `due`, or until it is overtaken as often as `overtaken` says. False: no room.
@@ -242,7 +251,7 @@ mod tests {
         let now = Instant::now();
         let mut delays: Vec<(u64, u32)> = (0..100_u32).map(|flow| (u64::from(flow * 37 % 11), flow)).collect();
         for &(delay, flow) in &delays {
-            let held = Held::new(PeerIndex(0), flow, 0, 4, None);
+            let held = Held::new(PeerIndex(0), flow, 0, (4, true), None);
             assert!(injector.hold(held, &flow.to_be_bytes(), now + Duration::from_millis(delay), None));
         }
         // One is out before its time.
@@ -255,6 +264,24 @@ mod tests {
             injector.gone(slot);
         }
         assert_eq!((injector.next(), injector.next_due(), injector.free.len()), (None, None, HELD_COUNT_MAX));
+    }
+
+    #[test]
+    fn a_delay_is_at_most_a_hundredth_longer_and_keeps_bursts_together() {
+        for delay_ns in [0, 1, 99, 100, 50_000, 5_000_000] {
+            let injector = Injector::new(Faults { delay_ns, ..Faults::default() });
+            let (mut now, mut ends) = (Instant::now(), Vec::new());
+            for _ in 0..1_000 {
+                now += Duration::from_nanos(1_000);
+                let late = (injector.due(now) - now).as_nanos() as u64;
+                assert!((delay_ns..=delay_ns + delay_ns / 100).contains(&late), "{late} for {delay_ns}");
+                ends.push(injector.due(now));
+            }
+            assert!(ends.is_sorted());
+            ends.dedup();
+            // 1 ms.
+            assert!(delay_ns < 5_000_000 || ends.len() <= 21, "{}", ends.len());
+        }
     }
 
     #[test]

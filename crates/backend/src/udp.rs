@@ -589,7 +589,7 @@ impl Udp {
         if hold_back {
             counters.injected_delays += u64::from(fate.delay);
             counters.injected_reorders += u64::from(fate.overtaken.is_some());
-            let due = if fate.delay { now + injector.delay() } else { now };
+            let due = if fate.delay { injector.due(now) } else { now };
             counters.injected_overflow += u64::from(!injector.hold(held, packet, due, fate.overtaken));
         }
         if fate.duplicate && !fate.lose {
