@@ -12,10 +12,10 @@ use freeflow_wire::{MASK_24, psn_ahead};
 use serde::{Deserialize, Serialize};
 
 /// How far behind the missing packet others are kept, PSNs.
-pub(crate) const KEPT_PSNS_MAX: i32 = 1024;
+pub(crate) const KEPT_PSNS_MAX: i32 = 4096;
 
 /// Bytes of packets that one QP keeps.
-const KEPT_BYTES_MAX: usize = 4 << 20;
+const KEPT_BYTES_MAX: usize = 8 << 20;
 
 /// Bytes that a waiting packet takes besides its own.
 pub(crate) const HELD_PACKET_BYTES: usize = 96;
@@ -42,7 +42,12 @@ impl KeptPackets {
 
     /// How many packets stand before this one, or are this one. Most come in order.
     fn count_until(&self, psn: u32) -> usize {
-        self.list.iter().rposition(|kept| psn_ahead(kept.psn, psn) <= 0).map_or(0, |before| before + 1)
+        match self.list.back() {
+            Some(last) if psn_ahead(last.psn, psn) > 0 => {
+                self.list.partition_point(|kept| psn_ahead(kept.psn, psn) <= 0)
+            }
+            _ => self.list.len(),
+        }
     }
 
     /// Takes the packet with this PSN out. Gives how many bytes do not wait any more.
