@@ -18,11 +18,19 @@ const FRAME_BYTES: u16 = 4096;
 const RTTS_US: [u64; 4] = [20, 100, 1_000, 10_000];
 const RATES_GBPS: [u64; 2] = [10, 40];
 const MESSAGE_BYTES: u64 = 1 << 20;
-/// WRITEs that are posted and not done.
-const DEPTH: usize = 16;
-/// Measured after so many have completed, over so many more.
-const WARM_UP: u32 = 16;
-const MESSAGES: u32 = 64;
+/// WRITEs that are posted and not done; measured after so many have completed, over so many more.
+#[derive(Clone, Copy)]
+pub struct Load {
+    depth: u32,
+    warm_up: u32,
+    messages: u32,
+}
+
+const LOAD: Load = Load { depth: 16, warm_up: 16, messages: 64 };
+/// Of a long way: twice what the line holds in a round trip, and time to find that out.
+const LONG_RTTS_US: [u64; 2] = [1_000, 10_000];
+const LONG_LOSSES: [(u64, &str); 3] = [(0, "0"), (10, "0.001 %"), (100, "0.01 %")];
+const LONG_ROUND_TRIPS_OF_WARM_UP: u32 = 20;
 /// A cell that takes longer is measured up to there.
 const TIME_NS_MAX: u64 = 4_000_000_000;
 
@@ -40,7 +48,7 @@ pub fn table() -> String {
         for (loss, name) in LOSSES {
             let _ = write!(text, "{name:>8}");
             for rtt in RTTS_US {
-                let _ = write!(text, "{:>12.2}", goodput(gbps, Way { loss, ..Way::default() }, rtt));
+                let _ = write!(text, "{:>12.2}", goodput(gbps, Way { loss, ..Way::default() }, rtt, LOAD));
             }
             text.push('\n');
         }
@@ -50,10 +58,30 @@ pub fn table() -> String {
                 let _ = write!(text, "{name:>8}");
                 for rtt in RTTS_US {
                     let way = Way { loss, late, frame_bytes: FRAME_BYTES, selective };
-                    let _ = write!(text, "{:>12.2}", goodput(gbps, way, rtt));
+                    let _ = write!(text, "{:>12.2}", goodput(gbps, way, rtt, LOAD));
                 }
                 text.push('\n');
             }
+        }
+    }
+    text.push_str(
+        "\nTwice in flight of what the line holds, measured later; packets, and frames with selective repeat.\n",
+    );
+    for gbps in RATES_GBPS {
+        let _ = write!(text, "\n{gbps} Gb/s line\n{:>8}", "loss");
+        for rtt in LONG_RTTS_US {
+            let _ = write!(text, "{:>12}{:>12}", format!("{rtt} us"), "frames");
+        }
+        text.push('\n');
+        for (loss, name) in LONG_LOSSES {
+            let _ = write!(text, "{name:>8}");
+            for rtt in LONG_RTTS_US {
+                for (frame_bytes, selective) in [(0, false), (FRAME_BYTES, true)] {
+                    let way = Way { loss, late: 0, frame_bytes, selective };
+                    let _ = write!(text, "{:>12.2}", goodput(gbps, way, rtt, long_load(gbps, rtt)));
+                }
+            }
+            text.push('\n');
         }
     }
     text
@@ -70,8 +98,14 @@ pub struct Way {
     pub selective: bool,
 }
 
+fn long_load(gbps: u64, rtt_us: u64) -> Load {
+    let held_bytes = gbps * rtt_us * 1_000 / 8;
+    let held = (held_bytes.div_ceil(MESSAGE_BYTES) as u32).max(8);
+    Load { depth: 2 * held, warm_up: LONG_ROUND_TRIPS_OF_WARM_UP * held, messages: 4 * held }
+}
+
 /// Of one cell of the table.
-pub fn goodput(gbps: u64, way: Way, rtt_us: u64) -> f64 {
+pub fn goodput(gbps: u64, way: Way, rtt_us: u64, load: Load) -> f64 {
     let loss = way.loss;
     let link_model = LinkModel {
         loss,
@@ -105,7 +139,7 @@ pub fn goodput(gbps: u64, way: Way, rtt_us: u64) -> f64 {
     let psn = Rng::new(loss ^ rtt_us).draw() as u32;
     topology.connections.push(Connection::new(QpType::Rc, PathMtu::Mtu4096, attributes, sides, psn));
     topology.connect(&mut sim, 0);
-    measure(&mut sim, &topology)
+    measure(&mut sim, &topology, load)
 }
 
 /// All that the peer's process has, as one region to write to.
@@ -117,12 +151,13 @@ fn target(sim: &mut Sim, topology: &Topology) -> MrKeys {
     keys.expect("room")
 }
 
-fn measure(sim: &mut Sim, topology: &Topology) -> f64 {
+fn measure(sim: &mut Sim, topology: &Topology, load: Load) -> f64 {
+    let Load { depth, warm_up, messages } = load;
     let rkey = target(sim, topology).rkey;
     let (qp, lkey) = (topology.connections[0].sides[0].qp, topology.processes[0].lkey);
     let (mut posted, mut done, mut begun_at) = (0, 0, 0);
-    while done < WARM_UP + MESSAGES && sim.now < TIME_NS_MAX {
-        while posted < (done + DEPTH as u32).min(WARM_UP + MESSAGES) {
+    while done < warm_up + messages && sim.now < TIME_NS_MAX {
+        while posted < (done + depth).min(warm_up + messages) {
             let mut request = SendRequest {
                 opcode: SendOpcode::RdmaWrite,
                 flags: SendFlags(SendFlags::SIGNALED),
@@ -147,13 +182,13 @@ fn measure(sim: &mut Sim, topology: &Topology) -> f64 {
                 return 0.0;
             }
             done += 1;
-            if done == WARM_UP {
+            if done == warm_up {
                 begun_at = sim.now;
             }
         }
     }
-    if done <= WARM_UP {
+    if done <= warm_up {
         return f64::from(done) * MESSAGE_BYTES as f64 * 8.0 / sim.now as f64;
     }
-    f64::from(done - WARM_UP) * MESSAGE_BYTES as f64 * 8.0 / (sim.now - begun_at) as f64
+    f64::from(done - warm_up) * MESSAGE_BYTES as f64 * 8.0 / (sim.now - begun_at) as f64
 }

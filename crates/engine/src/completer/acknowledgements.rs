@@ -290,7 +290,16 @@ impl Completer {
     /// Something that was not acknowledged is now.
     fn progress<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId) {
         let had_lapsed = self.wire_mut(id).share.renew();
+        let acknowledged_bytes = self.sender(id).window.take_acknowledged();
+        let host = self.wire(id).destination.host;
+        let (most_bytes, has_grown) = self.hosts.arrive(now, host, acknowledged_bytes);
         self.sync_host(id);
+        if had_lapsed {
+            self.hosts.note_renewed(host);
+        }
+        if has_grown || had_lapsed {
+            self.grant_waiting(host);
+        }
         if self.qp(id).state() == QpState::Error {
             return;
         }
@@ -298,7 +307,7 @@ impl Completer {
         let requester = self.sender(id);
         requester.clock.restart(now);
         let (oldest, sent) = (requester.window.oldest(), requester.window.sent());
-        requester.congestion.acknowledge(oldest, sent);
+        requester.congestion.acknowledge(oldest, sent, most_bytes);
         requester.repair.advance(now, oldest, requester.congestion.smoothed_rtt_ns());
         let waited = core::mem::take(&mut requester.not_ready);
         let is_empty = requester.window.is_empty();
@@ -331,6 +340,10 @@ impl Completer {
     fn measure(&mut self, now: Instant, id: QpId, psn: u32) {
         if let Some(at) = self.take_sample(id, psn) {
             self.sender(id).congestion.measure(now, now - at);
+            let host = self.wire(id).destination.host;
+            if let Some(flow) = self.hosts.flows.get_mut(&host) {
+                flow.pipe.measure(now - at);
+            }
         }
     }
 

@@ -2,7 +2,7 @@
 //! `transport::hosts`.
 use crate::completer::Completer;
 use crate::qp::{QueuePair, Teardown};
-use crate::transport::hosts::{ALLOWANCE_BYTES, HostFlow, VnicQueue};
+use crate::transport::hosts::{ALLOWANCE_BYTES, VnicQueue};
 use crate::transport::wire::Wire;
 use crate::{HostId, QpId};
 use alloc::collections::{BTreeMap, BTreeSet};
@@ -36,10 +36,7 @@ impl Completer {
     pub(crate) fn grant_waiting(&mut self, host: HostId) {
         loop {
             let Some(flow) = self.hosts.flows.get_mut(&host) else { return };
-            if flow.taken_bytes >= self.hosts.bytes_max {
-                return;
-            }
-            let Some(id) = flow.next() else { return };
+            let Some(id) = flow.next(self.hosts.bytes_max) else { return };
             let qp = self.qps.get_mut(id).expect("a QP that goes is taken off the list");
             let (is_live, depth, vnic) = (is_live(qp), usize::from(qp.attributes.max_rd_atomic.max(1)), qp.vnic.index);
             let wire = qp.wire.as_mut().expect("a QP without a way is taken off the list");
@@ -111,7 +108,7 @@ impl Completer {
         if flow.vnic_queues.get(&vnic) == Some(&VnicQueue::default()) {
             flow.vnic_queues.remove(&vnic);
         }
-        if *flow == HostFlow::default() {
+        if flow.is_unused() {
             self.hosts.flows.remove(&host);
         }
         self.grant_waiting(host);
@@ -132,9 +129,11 @@ impl Completer {
     }
 
     /// The QP's packets in flight count as lost, though nothing says so.
-    pub(crate) fn lapse(&mut self, id: QpId) {
+    pub(crate) fn lapse(&mut self, now: Instant, id: QpId) {
         let wire = self.wire_mut(id);
         wire.share.lapsed_bytes = wire.requester.in_flight_bytes();
+        let host = wire.destination.host;
+        self.hosts.arrive(now, host, 0);
         self.sync_host(id);
     }
 

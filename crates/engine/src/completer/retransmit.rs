@@ -26,7 +26,6 @@ use crate::completer::Completer;
 use crate::fault::Fault;
 use crate::limits::RNR_RETRY_FOREVER;
 use crate::timers::{TimerKind, acknowledge_timeout, rnr_delay};
-use crate::transport::hosts::LAPSE;
 use crate::transport::requester::Clock;
 use crate::{Environment, QpId, Syndrome};
 use freeflow_verbs::{CompletionStatus, Duration, Instant};
@@ -73,7 +72,12 @@ impl Completer {
     /// Messages are under way: the timer runs.
     pub(crate) fn watch(&mut self, now: Instant, id: QpId) {
         if self.timers.armed(id).is_none() {
-            self.sender(id).clock.restart(now);
+            let pause = self.hosts.lapse(self.wire(id).destination.host);
+            let requester = self.sender(id);
+            if requester.clock.silent_since + pause <= now {
+                requester.congestion.rest();
+            }
+            requester.clock.restart(now);
             self.arm(id);
         }
     }
@@ -97,7 +101,7 @@ impl Completer {
         let probe = requester.clock.probe_at(requester.congestion.smoothed_rtt_ns());
         let probe = (!requester.gated).then_some(probe);
         let counts = self.wire(id).share.in_flight_bytes() > 0;
-        let lapse = counts.then_some(requester.clock.lapse_since + LAPSE);
+        let lapse = counts.then(|| requester.clock.lapse_since + self.hosts.lapse(self.wire(id).destination.host));
         let repair = requester.repair.ripens_at(requester.congestion.smoothed_rtt_ns());
         if let Some(at) = [silence, probe, lapse, repair].into_iter().flatten().min() {
             self.timers.arm(id, TimerKind::Retransmit, at);

@@ -19,6 +19,7 @@ use crate::fault::Fault;
 use crate::keys::Part;
 use crate::qp::{QueuePair, SendPhase};
 use crate::requester::Requester;
+use crate::transport::congestion::WINDOW_BYTES_SHORT;
 use crate::transport::habit::{PATIENT_PACKETS_MAX, PATIENT_TIMEOUT_MIN};
 use crate::transport::packets::{AckPolicy, Stamp, write, write_one};
 use crate::transport::requester::{ACKS_PER_WINDOW, SAMPLES_MAX, Stuck};
@@ -252,7 +253,8 @@ impl Requester {
 
     fn ack_policy(&self, id: QpId) -> AckPolicy {
         let requester = &self.wire(id).requester;
-        let every_bytes = (requester.congestion.window_bytes() / ACKS_PER_WINDOW) as u32;
+        let window_bytes = requester.congestion.window_bytes().min(WINDOW_BYTES_SHORT);
+        let every_bytes = (window_bytes / ACKS_PER_WINDOW) as u32;
         AckPolicy { since_bytes: requester.unasked_bytes, every_bytes, asked_psn: None }
     }
 

@@ -4,7 +4,6 @@ use crate::qp::SendPhase;
 use crate::requester::Requester;
 use crate::schedule::Scheduler;
 use crate::timers::{TimerKind, acknowledge_timeout};
-use crate::transport::hosts::LAPSE;
 use crate::transport::packets::AckPolicy;
 use crate::transport::wire::WireOperation;
 use crate::{Environment, QpId, Syndrome, TransmitOutcome};
@@ -26,7 +25,7 @@ impl Requester {
         if writing || requester.fetching.is_some() {
             // It is this host that keeps the peer waiting, or the answer.
             requester.clock.restart(now);
-            self.responder.completer.lapse(id);
+            self.responder.completer.lapse(now, id);
             return self.responder.completer.arm(id);
         }
         self.responder.completer.excuse_wait(now, id);
@@ -38,10 +37,11 @@ impl Requester {
         if timeout.is_some_and(|timeout| silent_since + timeout <= now) {
             return self.end_silence(env, now, id);
         }
+        let lapse = self.responder.completer.hosts.lapse(self.wire(id).destination.host);
         let requester = self.responder.completer.sender(id);
-        if requester.clock.lapse_since + LAPSE <= now {
+        if requester.clock.lapse_since + lapse <= now {
             requester.clock.lapse_since = now;
-            self.responder.completer.lapse(id);
+            self.responder.completer.lapse(now, id);
         }
         let requester = self.responder.completer.sender(id);
         if !requester.gated && requester.clock.probe_at(requester.congestion.smoothed_rtt_ns()) <= now {

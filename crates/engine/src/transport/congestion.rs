@@ -22,18 +22,23 @@
 //!   speaks only where many QPs together keep a real queue.
 //! * **Marks** (ECN) take a sixteenth, at most once a round.
 //!
-//! The window grows only when it was what held packets back (RFC 7661). Integers only: a run
-//! repeats itself.
+//! The window grows only when it was what held packets back (RFC 7661), and up to what the way is seen to hold
+//! (`pipe`). Its increase is by time, as on a way of 200 us: on a longer one a round takes as much more. (The idea is
+//! TCP Hybla's: Caini and Firrincieli, 2004.) Integers only: a run repeats itself.
+use crate::transport::pipe::EXTRA_BYTES_MAX;
 use freeflow_verbs::{Duration, Instant};
 use freeflow_wire::psn_ahead;
 use serde::{Deserialize, Serialize};
 
 const WINDOW_START_BYTES: u64 = 128 * 1024;
-pub(crate) const WINDOW_BYTES_MAX: u64 = 1024 * 1024;
+/// The most on a short way; see `pipe`.
+pub(crate) const WINDOW_BYTES_SHORT: u64 = 1024 * 1024;
+pub(crate) const WINDOW_BYTES_MAX: u64 = WINDOW_BYTES_SHORT + EXTRA_BYTES_MAX;
 /// The least window, in packets of the path MTU.
 const WINDOW_PACKETS_MIN: u64 = 2;
-/// A round's additive increase.
+/// A round's additive increase, if its least RTT is not longer than this; else as much for each such time.
 const INCREASE_BYTES: u64 = 4096;
+const INCREASE_RTT_NS: u64 = 200_000;
 const LOSS_SHIFT: u32 = 3;
 /// One repaired loss in so many packets is tolerated, and so many losses in a row.
 const PACKETS_A_LOSS: u32 = 50;
@@ -119,14 +124,14 @@ impl Congestion {
         self.standing_rtt_ns = self.standing_rtt_ns.min(rtt_ns);
     }
 
-    /// All before `oldest` is acknowledged, all before `sent` was sent.
-    pub fn acknowledge(&mut self, oldest: u32, sent: u32) {
+    /// All before `oldest` is acknowledged, all before `sent` was sent. `most_bytes`: what the window may grow to.
+    pub fn acknowledge(&mut self, oldest: u32, sent: u32, most_bytes: u64) {
         let packets = psn_ahead(oldest, self.acknowledged).max(0) as u32;
         self.tolerance = (self.tolerance + packets).min(PACKETS_A_LOSS * LOSSES_IN_A_ROW);
         self.acknowledged = oldest;
         match self.round_ends {
             Some(end) if psn_ahead(oldest, end) < 0 => return,
-            Some(_) => self.judge(),
+            Some(_) => self.judge(most_bytes),
             None => {}
         }
         self.begin_round(sent);
@@ -168,25 +173,36 @@ impl Congestion {
         self.cut = true;
     }
 
-    fn judge(&mut self) {
+    /// After a pause the window of a long way is not sent at once: it opens from that of a short one by doubling
+    /// (RFC 7661).
+    pub fn rest(&mut self) {
+        if self.window_bytes > WINDOW_BYTES_SHORT {
+            self.threshold_bytes = self.threshold_bytes.max(self.window_bytes);
+            self.window_bytes = WINDOW_BYTES_SHORT;
+        }
+    }
+
+    fn judge(&mut self, most_bytes: u64) {
         if self.cut {
             return;
         }
         let least_ns = self.least_rtt_ns[0].min(self.least_rtt_ns[1]);
         let target_ns = least_ns.saturating_add(DELAY_ALLOWANCE.0);
         if self.standing_rtt_ns != u64::MAX && self.standing_rtt_ns > target_ns {
-            let excess = self.standing_rtt_ns - target_ns;
-            let most = self.window_bytes >> DELAY_SHIFT_MAX;
-            // Within 64 bits: an RTT has at most 2^43 ns here (timeouts end at 2.4 hours), a window
-            // 2^20 bytes.
-            self.shrink((most * excess / self.standing_rtt_ns).max(1));
+            let excess = u128::from(self.standing_rtt_ns - target_ns);
+            let most = u128::from(self.window_bytes >> DELAY_SHIFT_MAX);
+            self.shrink(((most * excess / u128::from(self.standing_rtt_ns)) as u64).max(1));
         } else if self.held_back && !self.marked {
+            let round = if least_ns == u64::MAX { 1 } else { (least_ns / INCREASE_RTT_NS).max(1) };
+            let increase = INCREASE_BYTES.saturating_mul(round).min(self.window_bytes);
             let increase = if self.window_bytes < self.threshold_bytes {
-                self.window_bytes.min(self.threshold_bytes - self.window_bytes).max(INCREASE_BYTES)
+                self.window_bytes.min(self.threshold_bytes - self.window_bytes).max(increase)
             } else {
-                INCREASE_BYTES
+                increase
             };
-            self.window_bytes = (self.window_bytes + increase).min(WINDOW_BYTES_MAX);
+            // The way may seem to hold less for a while: that is no loss.
+            self.window_bytes =
+                (self.window_bytes + increase).min(most_bytes.max(self.window_bytes)).min(WINDOW_BYTES_MAX);
         }
     }
 
@@ -214,13 +230,14 @@ mod tests {
         congestion: Congestion,
         psn: u32,
         now: Instant,
+        most_bytes: u64,
     }
 
     impl Sender {
         fn new() -> Self {
             let mut congestion = Congestion::new(PACKET);
-            congestion.acknowledge(0, 0);
-            Self { congestion, psn: 0, now: Instant(1) }
+            congestion.acknowledge(0, 0, WINDOW_BYTES_SHORT);
+            Self { congestion, psn: 0, now: Instant(1), most_bytes: WINDOW_BYTES_SHORT }
         }
 
         fn round(&mut self, rtts_us: &[u64]) {
@@ -230,7 +247,7 @@ mod tests {
             self.now = self.now + Duration(rtts_us.iter().max().unwrap_or(&100) * US);
             self.congestion.hold_back();
             self.psn = freeflow_wire::psn_add(self.psn, 100);
-            self.congestion.acknowledge(self.psn, self.psn);
+            self.congestion.acknowledge(self.psn, self.psn, self.most_bytes);
         }
 
         fn window(&self) -> u64 {
@@ -247,6 +264,30 @@ mod tests {
         for _ in 0..10 {
             sender.round(&[100]);
         }
+        assert_eq!(sender.window(), WINDOW_BYTES_SHORT);
+    }
+
+    #[test]
+    fn opens_as_far_as_the_way_holds_and_its_increase_is_by_time() {
+        let mut sender = Sender::new();
+        sender.most_bytes = 20 << 20;
+        for _ in 0..20 {
+            sender.round(&[10_000]);
+        }
+        assert_eq!(sender.window(), 20 << 20);
+        sender.most_bytes = WINDOW_BYTES_SHORT;
+        sender.round(&[10_000]);
+        assert_eq!(sender.window(), 20 << 20, "the way seems to hold less");
+        sender.most_bytes = u64::MAX;
+        sender.congestion.lose(sender.psn);
+        let cut = sender.window();
+        assert_eq!(cut, (20 << 20) - (20 << 20) / 8);
+        sender.round(&[10_000]);
+        sender.round(&[10_000]);
+        assert_eq!(sender.window(), cut + 50 * INCREASE_BYTES);
+        for _ in 0..1_000 {
+            sender.round(&[10_000]);
+        }
         assert_eq!(sender.window(), WINDOW_BYTES_MAX);
     }
 
@@ -254,7 +295,7 @@ mod tests {
     fn grows_only_when_it_held_back() {
         let mut congestion = Congestion::new(PACKET);
         for psn in 1..100 {
-            congestion.acknowledge(psn, psn);
+            congestion.acknowledge(psn, psn, WINDOW_BYTES_SHORT);
         }
         assert_eq!(congestion.window_bytes(), WINDOW_START_BYTES);
     }
@@ -265,10 +306,10 @@ mod tests {
         let before = sender.window();
         sender.congestion.lose(1_000);
         sender.congestion.lose(1_000);
-        sender.congestion.acknowledge(999, 1_200);
+        sender.congestion.acknowledge(999, 1_200, WINDOW_BYTES_SHORT);
         sender.congestion.lose(1_200);
         assert_eq!(sender.window(), before - before / 8);
-        sender.congestion.acknowledge(1_000, 1_300);
+        sender.congestion.acknowledge(1_000, 1_300, WINDOW_BYTES_SHORT);
         sender.congestion.lose(1_300);
         assert_eq!(sender.window(), (before - before / 8) - (before - before / 8) / 8);
     }
@@ -291,7 +332,7 @@ mod tests {
             sender.round(&[100, 1_100, 2_100]);
             sender.round(&[1_900]);
         }
-        assert_eq!(sender.window(), WINDOW_BYTES_MAX);
+        assert_eq!(sender.window(), WINDOW_BYTES_SHORT);
     }
 
     #[test]
@@ -317,7 +358,7 @@ mod tests {
         for _ in 0..4_000 {
             sender.round(&[10_000]);
         }
-        assert_eq!(sender.window(), WINDOW_BYTES_MAX);
+        assert_eq!(sender.window(), WINDOW_BYTES_SHORT);
     }
 
     #[test]
@@ -354,16 +395,16 @@ mod tests {
         for _ in 0..1_000 {
             sender.congestion.lose_repaired(2, sender.psn);
             sender.round(&[100]);
-            assert_eq!(sender.window(), WINDOW_BYTES_MAX);
+            assert_eq!(sender.window(), WINDOW_BYTES_SHORT);
         }
         // A queue that overflows, and one loss in 33 packets for ever.
         sender.congestion.lose_repaired(LOSSES_IN_A_ROW + 1, sender.psn);
-        assert_eq!(sender.window(), WINDOW_BYTES_MAX - WINDOW_BYTES_MAX / 8);
+        assert_eq!(sender.window(), WINDOW_BYTES_SHORT - WINDOW_BYTES_SHORT / 8);
         for _ in 0..100 {
             sender.congestion.lose_repaired(3, sender.psn);
             sender.round(&[100]);
         }
-        assert!(sender.window() < WINDOW_BYTES_MAX / 4);
+        assert!(sender.window() < WINDOW_BYTES_SHORT / 4);
     }
 
     /// One loss in a thousand packets: the window must hold what a link of 20 Gb/s and 50 to 200 us

@@ -20,6 +20,7 @@ pub(crate) mod management;
 pub(crate) mod packets;
 pub(crate) mod parked;
 pub(crate) mod peers;
+pub(crate) mod pipe;
 pub(crate) mod repair;
 pub(crate) mod replay;
 pub(crate) mod requester;

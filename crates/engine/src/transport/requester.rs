@@ -13,7 +13,8 @@ use serde::{Deserialize, Serialize};
 /// Round trips that are measured at the same time.
 pub(crate) const SAMPLES_MAX: usize = 8;
 
-/// A long message asks for an acknowledgement so many times in a window.
+/// A long message asks for an acknowledgement so many times in a window, as far as that is the one of a short way: what
+/// an acknowledgement lets go leaves in one burst.
 pub(crate) const ACKS_PER_WINDOW: u64 = 4;
 
 #[derive(Serialize, Deserialize)]

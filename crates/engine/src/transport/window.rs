@@ -11,15 +11,15 @@
 //! (go-back-N) sets `next` to `oldest`.
 //!
 //! A READ takes as many PSNs as its responses have packets. It is asked for in pieces that fit the
-//! congestion window, since nothing else slows a responder down; each piece is a READ request of
-//! its own, which is also what a retry of the rest of a READ looks like (IBTA 9.7.5.2.9). A piece
-//! counts as one of the `max_rd_atomic` requests that may be unanswered.
+//! congestion window (and the one of a short way), since nothing else slows a responder down; each
+//! piece is a READ request of its own, which is also what a retry of the rest of a READ looks like
+//! (IBTA 9.7.5.2.9). A piece counts as one of the `max_rd_atomic` requests that may be unanswered.
 //!
 //! Invariant: `oldest <= next <= tail`, `oldest <= sent <= tail` in the order of PSNs; `sending` is
 //! the message that `next` lies in, or the number of messages if `next == tail`; `in_flight_bytes`
 //! is the charge of the PSNs from `oldest` to `next`. PSNs under way are far fewer than 2^23, for
 //! each is charged at least [`PACKET_OVERHEAD_BYTES`] of the congestion window.
-use super::congestion::WINDOW_BYTES_MAX;
+use super::congestion::{WINDOW_BYTES_MAX, WINDOW_BYTES_SHORT};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -91,6 +91,8 @@ pub(crate) struct SendWindow {
     tail: u32,
     sending: usize,
     in_flight_bytes: u64,
+    /// Charge of what was acknowledged since it was asked for.
+    acknowledged_bytes: u64,
     /// Where READ pieces, atomics, FLUSHes and ATOMIC WRITEs end that went out and are not
     /// answered: the PSN after each. A retry asks for the rest of what was asked for, since a
     /// responder takes it for a duplicate only then.
@@ -137,6 +139,7 @@ impl SendWindow {
             tail: psn,
             sending: 0,
             in_flight_bytes: 0,
+            acknowledged_bytes: 0,
             asked: VecDeque::new(),
             unanswered: 0,
             answers_due: 0,
@@ -262,6 +265,9 @@ impl SendWindow {
             return Err(Hold::Depth);
         }
         let again = self.asked.get(self.unanswered).filter(|_| is_answered);
+        // It comes at once, as fast as the responder can send.
+        let piece_bytes = WINDOW_BYTES_SHORT;
+        let room = if is_answered && again.is_none() { room.min(piece_bytes) } else { room };
         let most = match again {
             Some(&end) => distance(end, self.next),
             None if is_answered || left == 1 => left,
@@ -272,7 +278,7 @@ impl SendWindow {
             false if again.is_some() && self.in_flight_bytes > 0 => 0,
             false if again.is_some() => most,
             // No small pieces of a READ: each costs the responder's attention, and one of `depth`.
-            false if is_answered && room < window_bytes / 2 && self.in_flight_bytes > 0 => 0,
+            false if is_answered && room < window_bytes.min(piece_bytes) / 2 && self.in_flight_bytes > 0 => 0,
             false => most.min((room / (u64::from(self.mtu) + PACKET_OVERHEAD_BYTES)) as u32),
         };
         // One packet is always on the way.
@@ -447,6 +453,7 @@ impl SendWindow {
         let (at, unacknowledged) = (self.packet_of_head(), distance(self.next, self.oldest).min(count));
         let head = &self.messages[0];
         self.in_flight_bytes -= head.charge(at, unacknowledged, self.mtu);
+        self.acknowledged_bytes = self.acknowledged_bytes.saturating_add(head.charge(at, count, self.mtu));
         let is_whole = at + count == head.packets;
         self.oldest = psn_add(self.oldest, count);
         if unacknowledged < count {
@@ -460,6 +467,11 @@ impl SendWindow {
         }
         debug_assert!(self.is_ordered(), "oldest, next, sent and tail stand in this order");
         is_whole
+    }
+
+    /// Bytes that were acknowledged since the last call.
+    pub fn take_acknowledged(&mut self) -> u64 {
+        core::mem::take(&mut self.acknowledged_bytes)
     }
 
     /// Takes the oldest message out: it is over, whether whole or not.
