@@ -347,8 +347,10 @@ static void multicast(struct side *s, struct endpoint *e) {
         need(s, wc.wr_id == i && wc.byte_len == 1000 + GRH_BYTES);
         need(s, wc.src_qp == (mine ? e->qp->qp_num : e->peer.qpn));
         need(s, holds(e->memory + (i + 1) * SLOT + GRH_BYTES, 1000, i));
+        // Messages of two senders have no order: an answer may be here before the sender's own copy.
+        need(s, meet(s));
     }
-    need(s, meet(s) && !ibv_detach_mcast(e->qp, &group, 0) && !ibv_destroy_ah(to_group));
+    need(s, !ibv_detach_mcast(e->qp, &group, 0) && !ibv_destroy_ah(to_group));
 }
 
 const struct test_case data_cases[] = {
