@@ -156,13 +156,11 @@ impl Ports {
         }
     }
 
-    /// Copies one piece of shared memory to one other, as most messages are: each is looked up once. False if it is not
-    /// that simple, or memory was lost.
+    /// Copies bytes, or one piece of shared memory, to one other piece, as most messages are: each is looked up once.
+    /// False if it is not that simple, or memory was lost.
     #[inline]
     fn copy_at_once(&self, from: &Source<'_>, to: &[Span], last: bool) -> Result<bool, Unmade> {
-        let ([to], SourceBody::Spans([source]), true) = (to, from.body, from.prefix.is_empty()) else {
-            return Ok(false);
-        };
+        let ([to], true) = (to, from.prefix.is_empty()) else { return Ok(false) };
         let whole = |span: &Span| {
             let bytes = span.length as usize;
             let piece = self.sessions.get(span.session)?.memory.piece_of(span, span.address, bytes);
@@ -171,7 +169,17 @@ impl Ports {
                 _ => None,
             }
         };
-        let (Some((from, from_offset)), Some((into, offset))) = (whole(source), whole(to)) else { return Ok(false) };
+        let Some((into, offset)) = whole(to) else { return Ok(false) };
+        let source = match from.body {
+            SourceBody::Spans([source]) => source,
+            SourceBody::Spans(_) => return Ok(false),
+            SourceBody::Bytes(bytes) if bytes.len() != to.length as usize => return Ok(false),
+            SourceBody::Bytes(bytes) => {
+                into.write(offset, bytes, last).map_err(of(MemorySide::Destination))?;
+                return Ok(!into.poisoned());
+            }
+        };
+        let Some((from, from_offset)) = whole(source) else { return Ok(false) };
         if source.length != to.length {
             return Ok(false);
         }
