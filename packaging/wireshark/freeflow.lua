@@ -10,6 +10,7 @@ local operations = {
     "RDMA WRITE Last with Immediate", "RDMA WRITE Only", "RDMA WRITE Only with Immediate", "RDMA READ Request",
     "RDMA READ response First", "RDMA READ response Middle", "RDMA READ response Last",
     "RDMA READ response Only", "Report", [0x16] = "SEND Last with Invalidate", [0x17] = "SEND Only with Invalidate",
+    [0x1f] = "Records",
 }
 local immediate = { [0x03] = true, [0x05] = true, [0x09] = true, [0x0b] = true }
 local invalidate = { [0x16] = true, [0x17] = true }
@@ -36,6 +37,10 @@ f.message_psn = ProtoField.uint24("freeflow.message_psn", "First PSN of the mess
 f.crc = ProtoField.uint32("freeflow.crc", "CRC of the headers", base.HEX)
 f.crc_good = ProtoField.bool("freeflow.crc_good", "CRC is good")
 f.payload = ProtoField.bytes("freeflow.payload", "Payload")
+f.count = ProtoField.uint8("freeflow.records", "Messages")
+f.heads = ProtoField.uint16("freeflow.heads", "Bytes of their heads")
+f.record = ProtoField.uint8("freeflow.record", "Message", base.HEX, operations, 0x1f)
+f.record_length = ProtoField.uint16("freeflow.record_length", "Payload of the message")
 local damaged = ProtoExpert.new("freeflow.crc_bad", "The CRC of the headers is wrong", expert.group.CHECKSUM,
     expert.severity.ERROR)
 frame.experts = { damaged }
@@ -64,15 +69,58 @@ local function crc32(bytes)
 end
 
 local HEADER_BYTES = 40
+local RECORDS = 0x1f
+local HEADS_AT = 16
 local ports = DissectorTable.get("udp.port")
 local standard = ports:get_dissector(4791)
 
+local function add_crc(branch, buffer, at)
+    local crc = branch:add_le(f.crc, buffer(at, 4))
+    local good = crc32(buffer(0, at):bytes()) == buffer(at, 4):le_uint()
+    branch:add(f.crc_good, good):set_generated()
+    if not good then crc:add_proto_expert_info(damaged) end
+end
+
+-- Several messages: their heads, then the CRC, then all payload.
+local function add_records(buffer, packet, branch)
+    local count, heads = buffer(12, 1):uint(), buffer(14, 2):uint()
+    branch:add(f.count, buffer(12, 1))
+    branch:add(f.heads, buffer(14, 2))
+    packet.cols.info:append(string.format(" %d messages", count))
+    local at, crc_at = HEADS_AT, HEADS_AT + heads
+    if crc_at + 4 > buffer:len() then return end
+    local payload = crc_at + 4
+    add_crc(branch, buffer, crc_at)
+    while at + 4 <= crc_at do
+        local opcode, length = buffer(at, 1):uint() % 32, buffer(at + 2, 2):uint()
+        local writes = opcode == 0x0a or opcode == 0x0b
+        local argues = immediate[opcode] or invalidate[opcode]
+        local bytes = 4 + (writes and 12 or 0) + (argues and 4 or 0)
+        if at + bytes > crc_at then return end
+        local record = branch:add(f.record, buffer(at, 1))
+        record:add(f.solicited, buffer(at, 1))
+        record:add(f.record_length, buffer(at + 2, 2))
+        if writes then
+            record:add(f.rkey, buffer(at + 4, 4))
+            record:add(f.address, buffer(at + 8, 8))
+        end
+        if argues then
+            record:add(immediate[opcode] and f.immediate or f.invalidate, buffer(at + bytes - 4, 4))
+        end
+        if length > 0 and payload + length <= buffer:len() then
+            record:add(f.payload, buffer(payload, length))
+        end
+        at, payload = at + bytes, payload + length
+    end
+end
+
 function frame.dissector(buffer, packet, tree)
-    if buffer:len() < HEADER_BYTES or math.floor(buffer(0, 1):uint() / 32) ~= 6 then
+    local is_frame = buffer:len() >= HEADS_AT + 4 and math.floor(buffer(0, 1):uint() / 32) == 6
+    local has_records = is_frame and buffer(0, 1):uint() % 32 == RECORDS
+    if not is_frame or not has_records and buffer:len() < HEADER_BYTES then
         return standard:call(buffer, packet, tree)
     end
     local opcode = buffer(0, 1):uint() % 32
-    local argument = buffer(28, 4)
     packet.cols.protocol = "FreeFlow"
     packet.cols.info = string.format("%s QP=0x%06x PSN=%d", operations[opcode] or "unknown operation",
         buffer(5, 3):uint(), buffer(9, 3):uint())
@@ -85,6 +133,10 @@ function frame.dissector(buffer, packet, tree)
     branch:add(f.destqp, buffer(5, 3))
     branch:add(f.ack_request, buffer(8, 1))
     branch:add(f.psn, buffer(9, 3))
+    if has_records then
+        add_records(buffer, packet, branch)
+        return buffer:len()
+    end
     if opcode == 0x11 then
         branch:add(f.kept, buffer(12, 16))
     else
@@ -92,6 +144,7 @@ function frame.dissector(buffer, packet, tree)
         branch:add(f.rkey, buffer(20, 4))
         branch:add(f.length, buffer(24, 4))
     end
+    local argument = buffer(28, 4)
     if immediate[opcode] then
         branch:add(f.immediate, argument)
     elseif invalidate[opcode] then
@@ -103,10 +156,7 @@ function frame.dissector(buffer, packet, tree)
         branch:add(f.msn, buffer(29, 3))
     end
     branch:add(f.message_psn, buffer(33, 3))
-    local crc = branch:add_le(f.crc, buffer(36, 4))
-    local good = crc32(buffer(0, 36):bytes()) == buffer(36, 4):le_uint()
-    branch:add(f.crc_good, good):set_generated()
-    if not good then crc:add_proto_expert_info(damaged) end
+    add_crc(branch, buffer, HEADER_BYTES - 4)
     if buffer:len() > HEADER_BYTES then
         branch:add(f.payload, buffer(HEADER_BYTES))
     end

@@ -14,7 +14,7 @@ use crate::peers::Entry;
 use crate::sys;
 use freeflow_shm::Segment;
 use freeflow_wire::ICRC_BYTES;
-use freeflow_wire::frame::{FRAME_HEADER_BYTES, is_frame};
+use freeflow_wire::frame::{is_frame, protected_bytes};
 use freeflow_wire::icrc::{Flow, Prefix};
 use std::sync::Arc;
 
@@ -121,7 +121,7 @@ impl Batch {
         }
         if let Some(flip) = flip {
             // Behind a frame's headers a wrong bit is for the UDP checksum, which the kernel has yet to compute.
-            let within = if pending.icrc { packet.len() } else { FRAME_HEADER_BYTES.min(packet.len()) };
+            let within = if pending.icrc { packet.len() } else { protected_bytes(packet) };
             let bit = flip as usize % (within * 8);
             // The ICRC does not cover byte 4 of the BTH (FECN, BECN): that would go unnoticed.
             let byte = if bit / 8 == 4 { 5 } else { bit / 8 };

@@ -4,6 +4,7 @@ mod lab;
 use freeflow_backend::{CaptureSink, Captured, Faults, Peer, REFERENCE_BYTES_MIN, Udp, UdpConfig};
 use freeflow_shm::Segment;
 use freeflow_wire::frame::{FRAME_HEADER_BYTES, Frame};
+use freeflow_wire::records::{Record, Records, RecordsWriter};
 use freeflow_wire::{Header, Opcode, Operation, PacketPosition, Reth, Service};
 use lab::{Namespace, PEER, config, let_neighbour_answer, packet, peer, receive, send, veth};
 use rustix::fs::{FallocateFlags, fallocate};
@@ -89,6 +90,47 @@ fn payload_arrives_whether_copied_or_referred_to() {
         }
     }
     assert_eq!(Arc::strong_count(&segment), 1, "nothing holds the memory");
+}
+
+/// Sends a frame with this many messages of eight bytes each.
+fn send_records(udp: &mut Udp, psn: u32, count: u32) {
+    let opcode = Opcode::new(Service::Rc, Operation::Write, PacketPosition::Only).expect("the standard has it");
+    let mut writer = RecordsWriter::new(0x11, psn, (true, false));
+    for at in 0..u64::from(count) {
+        let (length, rkey, address, argument) = (8, 5, 0x7000 + at, 0);
+        writer.push(&Record { opcode, solicited: false, length, rkey, address, argument });
+    }
+    let head = writer.finish();
+    let place = udp.reserve_frame(PEER, FLOW, 0, head.len() + 8 * count as usize).expect("room");
+    let (before, payload) = place.split_at_mut(head.len());
+    before.copy_from_slice(head);
+    payload.chunks_mut(8).zip(0..).for_each(|(one, at)| one.fill(at));
+    udp.commit();
+}
+
+#[test]
+fn frames_of_records_arrive_whole_and_share_batches() {
+    for variant in 0..8 {
+        let (gso, gro, v6) = (variant & 1 != 0, variant & 2 != 0, variant & 4 != 0);
+        let change = |config: &mut UdpConfig, _: &mut Peer| (config.gso, config.gro) = (gso, gro);
+        let (_namespace, mut from, mut to) = loopback(change, v6);
+        (0..40).for_each(|frame| send_records(&mut from, 32 * frame, 32));
+        send_records(&mut from, 32 * 40, 3);
+        from.flush();
+        let mut psn = 0;
+        receive(&mut to, 41, |received| {
+            let records = Records::parse(received.packet).expect("a frame of records");
+            assert_eq!((records.psn, records.dest_qpn), (psn, 0x11));
+            for (at, (record, payload)) in records.enumerate() {
+                assert_eq!((record.address, payload), (0x7000 + at as u64, &[at as u8; 8][..]));
+                psn += 1;
+            }
+        });
+        assert_eq!((psn, to.counters().bad_icrc), (32 * 40 + 3, 0), "{variant}");
+        if gso {
+            assert_eq!(from.counters().batches_sent, 1, "they are segments of one length");
+        }
+    }
 }
 
 #[test]
@@ -209,6 +251,21 @@ fn damage_on_purpose_is_found() {
     assert_eq!((arrived, to.counters().bad_icrc + to.counters().unwanted_frames), (100 - damaged, damaged));
 }
 
+#[test]
+fn damage_of_the_heads_of_records_is_found() {
+    let (_namespace, mut from, mut to) = loopback(|_, _| {}, false);
+    from.set_faults(Some(Faults { seed: 3, corrupt_ppm: 500_000, ..Faults::default() }));
+    for frame in 0..100 {
+        send_records(&mut from, 20 * frame, 20);
+        from.flush();
+    }
+    let damaged = from.counters().injected_corruption;
+    assert!((30..70).contains(&damaged), "{damaged}");
+    let mut arrived = 0;
+    receive(&mut to, 100, |received| arrived += u64::from(Records::parse(received.packet).is_ok()));
+    assert_eq!((arrived, to.counters().bad_icrc + to.counters().truncated), (100 - damaged, damaged));
+}
+
 /// A capture in memory.
 struct Sink(Arc<Mutex<Vec<u8>>>);
 
@@ -229,8 +286,9 @@ fn the_dissector_reads_what_is_captured() {
     assert!(!from.refers(PEER, PAGE_BYTES), "captures need a copy");
     send_frame(&mut from, 2, &segment, (0, PAGE_BYTES), false);
     send(&mut from, PEER, FLOW, &packet(3, 64));
+    send_records(&mut from, 4, 2);
     from.flush();
-    receive(&mut to, 3, |_| {});
+    receive(&mut to, 4, |_| {});
     let path = std::env::temp_dir().join(format!("ffb-frames-{}.pcapng", std::process::id()));
     std::fs::write(&path, &*kept.lock().expect("sink")).expect("write");
     let dissector = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/wireshark/freeflow.lua");
@@ -241,6 +299,8 @@ fn the_dissector_reads_what_is_captured() {
         "freeflow.rkey",
         "freeflow.length",
         "freeflow.crc_good",
+        "freeflow.records",
+        "freeflow.payload",
         "infiniband.bth.psn",
         "_ws.malformed",
     ];
@@ -254,5 +314,9 @@ fn the_dissector_reads_what_is_captured() {
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let lines: Vec<&str> = text.lines().collect();
-    assert_eq!(lines, ["2;0x000011;0x0000000000007000;0x00000005;9;1;;", ";;;;;;3;"]);
+    let payload = "00".repeat(PAGE_BYTES);
+    let one = format!("2;0x000011;0x0000000000007000;0x00000005;9;1;;{payload};;");
+    let two = "4;0x000011;0x0000000000007000,0x0000000000007001;0x00000005,0x00000005;;1;2;\
+               0000000000000000,0101010101010101;;";
+    assert_eq!(lines, [&one, ";;;;;;;;3;", two]);
 }

@@ -1,7 +1,8 @@
 //! RoCEv2 packets, as they come behind UDP: flow, headers, payload, ICRC.
 use crate::bytes::Input;
-use freeflow_wire::frame::{FRAME_PAYLOAD_BYTES_MAX, is_frame, is_intact};
+use freeflow_wire::frame::{FRAME_PAYLOAD_BYTES_MAX, is_frame, is_intact, protected_bytes};
 use freeflow_wire::icrc::{Addresses, Flow, NO_IDENTIFICATION, PACKET_BYTES_MAX};
+use freeflow_wire::records::{RECORD_PAYLOAD_BYTES_MAX, RECORDS_MAX, Records, RecordsWriter, is_record, is_records};
 use freeflow_wire::{Header, Opcode, PAYLOAD_BYTES_MAX, Syndrome};
 
 /// Flags, identification, ICRC, then the packet.
@@ -16,6 +17,9 @@ pub fn run(bytes: &[u8]) {
 }
 
 fn look_at_header(packet: &[u8]) {
+    if let Ok(records) = Records::parse(packet) {
+        return look_at_records(records, packet);
+    }
     let Ok((header, payload)) = Header::parse(packet) else { return };
     let length_max = if header.frame.is_some() { FRAME_PAYLOAD_BYTES_MAX } else { PAYLOAD_BYTES_MAX };
     assert!(payload.len() <= length_max);
@@ -28,6 +32,29 @@ fn look_at_header(packet: &[u8]) {
     assert_eq!(again.len(), packet.len(), "each byte is header, payload or padding");
     assert_eq!(Header::parse(&again), Ok((header, payload)), "what is read is what is written");
     assert!(header.frame.is_none() || is_intact(&again), "a frame is written with its CRC");
+}
+
+/// Each message of a frame of records is what a frame of its own would say; together they are the frame again.
+fn look_at_records(records: Records<'_>, packet: &[u8]) {
+    assert!(is_frame(packet) && is_records(packet) && Header::parse(packet).is_err());
+    let mut writer = RecordsWriter::new(records.dest_qpn, records.psn, (records.ack_request, records.ack_waits));
+    let (mut left, mut payloads, mut count) = (records, Vec::new(), 0);
+    while let (psn, Some((record, payload))) = (left.psn, left.next()) {
+        assert!(is_record(record.opcode) && payload.len() == usize::from(record.length));
+        assert!(payload.len() <= RECORD_PAYLOAD_BYTES_MAX);
+        let header = records.header(psn, &record);
+        let alone = header.encode();
+        assert_eq!(Header::parse(alone.as_slice()), Ok((header, &[][..])), "it is a frame of its own");
+        writer.push(&record);
+        payloads.extend_from_slice(payload);
+        count += 1;
+    }
+    assert!((1..=RECORDS_MAX).contains(&count) && left.is_empty());
+    let again = [writer.finish(), &payloads].concat();
+    assert!(is_intact(&again), "it is written with its CRC");
+    assert_eq!((again.len(), protected_bytes(&again)), (packet.len(), packet.len() - payloads.len()));
+    let written = Records::parse(&again).expect("what is written can be read");
+    assert!(written.eq(records), "what is read is what is written");
 }
 
 fn look_at_icrc(flags: u8, identification: u16, received: u32, packet: &[u8]) {

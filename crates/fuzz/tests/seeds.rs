@@ -4,6 +4,7 @@ use freeflow_protocol::attachment::{Answer, Report, Request};
 use freeflow_protocol::encode;
 use freeflow_verbs::{AtomicOperation, VerbsError};
 use freeflow_wire::frame::Frame;
+use freeflow_wire::records::{Record, RecordsWriter};
 use freeflow_wire::{Header, Opcode, Operation, PacketPosition, Reth, Service};
 use std::fs;
 use std::path::PathBuf;
@@ -33,7 +34,18 @@ fn frames() -> Vec<Seed> {
     };
     let seed = |name, packet: Vec<u8>| Seed { target: "wire", name, bytes: [&[0; 7][..], &packet].concat() };
     let mut unknown = frame(Operation::Send, PacketPosition::Only);
-    unknown[0] |= 0x1f;
+    unknown[0] |= 0x1e;
+    let records = |operations: &[Operation]| {
+        let mut writer = RecordsWriter::new(0x11, 7, (true, false));
+        for operation in operations {
+            let opcode = Opcode::new(Service::Rc, *operation, PacketPosition::Only).expect("the standard has it");
+            let (rkey, address) = if opcode.has_reth() { (5, 0x7000) } else { (0, 0) };
+            let argument = if opcode.has_immediate() || opcode.has_ieth() { 9 } else { 0 };
+            writer.push(&Record { opcode, solicited: false, length: 6, rkey, address, argument });
+        }
+        [writer.finish(), &vec![1; 6 * operations.len()]].concat()
+    };
+    let kinds = [Operation::Write, Operation::SendInvalidate, Operation::WriteImmediate, Operation::SendImmediate];
     vec![
         seed("frame-write", [frame(Operation::WriteImmediate, PacketPosition::Last), vec![1; 9]].concat()),
         seed("frame-send", [frame(Operation::SendInvalidate, PacketPosition::Only), vec![1; 64]].concat()),
@@ -41,6 +53,9 @@ fn frames() -> Vec<Seed> {
         seed("frame-response", [frame(Operation::ReadResponse, PacketPosition::Middle), vec![1; 33]].concat()),
         seed("frame-short", frame(Operation::Write, PacketPosition::First)[..39].to_vec()),
         seed("frame-unknown", unknown),
+        seed("records-kinds", records(&kinds)),
+        seed("records-many", records(&[Operation::Send; 32])),
+        seed("records-short", records(&[Operation::Write; 2])[..40].to_vec()),
     ]
 }
 

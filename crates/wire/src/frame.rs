@@ -39,7 +39,11 @@ const CACHE_LINE_BYTES: u32 = 64;
 /// Upper three bits of the opcode.
 pub(crate) const OPCODE_BITS: u8 = 0b110 << 5;
 const OPERATION_MASK: u8 = 31;
-const CRC_AT: usize = FRAME_HEADER_BYTES - 4;
+pub(crate) const CRC_BYTES: usize = 4;
+const CRC_AT: usize = FRAME_HEADER_BYTES - CRC_BYTES;
+/// First byte of a frame of records, and where the heads of its messages begin.
+pub(crate) const RECORDS_OPCODE: u8 = OPCODE_BITS | 31;
+pub(crate) const RECORD_HEADS_AT: usize = BTH_BYTES + 4;
 
 /// Fields that a frame has beyond the standard's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -56,15 +60,42 @@ pub fn is_frame(packet: &[u8]) -> bool {
     packet.first().is_some_and(|&opcode| opcode & !OPERATION_MASK == OPCODE_BITS)
 }
 
-/// Whether a frame's headers are all there, and undamaged.
+/// Whether a packet says that it is a frame of [records](crate::records).
+#[inline]
+pub fn is_records(packet: &[u8]) -> bool {
+    packet.first() == Some(&RECORDS_OPCODE)
+}
+
+/// Where the CRC of a frame of records stands, if there is one.
+pub(crate) fn records_crc_at(packet: &[u8]) -> Option<usize> {
+    let length = packet.get(RECORD_HEADS_AT - 2..RECORD_HEADS_AT)?.first_chunk::<2>()?;
+    let at = RECORD_HEADS_AT + usize::from(u16::from_be_bytes(*length));
+    (at + CRC_BYTES <= packet.len()).then_some(at)
+}
+
+/// Whether a frame's headers are all there, and undamaged; of one with [records](crate::records) their heads, too.
 #[inline]
 pub fn is_intact(packet: &[u8]) -> bool {
+    if is_records(packet) {
+        let split = records_crc_at(packet).and_then(|at| packet.split_at_checked(at));
+        return split.is_some_and(|(head, rest)| rest.starts_with(&crc_of(head).to_le_bytes()));
+    }
     let Some((head, _)) = packet.split_first_chunk::<FRAME_HEADER_BYTES>() else { return false };
     head[CRC_AT..] == crc(head).to_le_bytes()
 }
 
+/// Bytes of a frame that its CRC protects, and the CRC: all before the payload.
+pub fn protected_bytes(packet: &[u8]) -> usize {
+    let of_records = if is_records(packet) { records_crc_at(packet) } else { None };
+    of_records.map_or(FRAME_HEADER_BYTES, |at| at + CRC_BYTES).min(packet.len())
+}
+
+pub(crate) fn crc_of(head: &[u8]) -> u32 {
+    crc32fast::hash(head)
+}
+
 fn crc(head: &[u8; FRAME_HEADER_BYTES]) -> u32 {
-    crc32fast::hash(&head[..CRC_AT])
+    crc_of(&head[..CRC_AT])
 }
 
 /// Writes the CRC of the headers before it.

@@ -78,11 +78,11 @@ impl Aeth {
 }
 
 /// ImmDt stays in network byte order.
-fn immediate_of(word: u32) -> u32 {
+pub(crate) fn immediate_of(word: u32) -> u32 {
     u32::from_ne_bytes(word.to_be_bytes())
 }
 
-fn immediate_word(immediate: u32) -> u32 {
+pub(crate) fn immediate_word(immediate: u32) -> u32 {
     u32::from_be_bytes(immediate.to_ne_bytes())
 }
 
@@ -363,9 +363,9 @@ impl HeaderBytes {
 }
 
 /// Takes big-endian numbers from the front; what is not there reads as zero and is noted.
-struct Reader<'a> {
-    bytes: &'a [u8],
-    short: bool,
+pub(crate) struct Reader<'a> {
+    pub bytes: &'a [u8],
+    pub short: bool,
 }
 
 impl Reader<'_> {
@@ -382,19 +382,19 @@ impl Reader<'_> {
         }
     }
 
-    fn u8(&mut self) -> u8 {
+    pub fn u8(&mut self) -> u8 {
         u8::from_be_bytes(self.take())
     }
 
-    fn u16(&mut self) -> u16 {
+    pub fn u16(&mut self) -> u16 {
         u16::from_be_bytes(self.take())
     }
 
-    fn u32(&mut self) -> u32 {
+    pub fn u32(&mut self) -> u32 {
         u32::from_be_bytes(self.take())
     }
 
-    fn u64(&mut self) -> u64 {
+    pub fn u64(&mut self) -> u64 {
         u64::from_be_bytes(self.take())
     }
 }

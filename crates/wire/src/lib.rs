@@ -37,6 +37,7 @@ mod header;
 pub mod icrc;
 mod kept;
 mod opcode;
+pub mod records;
 mod syndrome;
 
 pub use header::{Aeth, AtomicEth, Deth, Header, HeaderBytes, Malformed, Reth};
