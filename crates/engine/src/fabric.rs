@@ -28,6 +28,8 @@ pub struct Destination {
     pub frame_bytes: u16,
     /// The host takes reports of what was kept behind a missing packet, and sends such. Counts only with frames.
     pub selective: bool,
+    /// The host takes [several messages in one frame](freeflow_wire::records). Counts only with frames.
+    pub records: bool,
 }
 
 /// Where messages to an address go.

@@ -13,11 +13,14 @@ use serde::{Deserialize, Serialize};
 
 /// Versions and features of this release between routers. [`PeerMessage`] grows at the end only,
 /// and a new variant is sent only after its feature bit was agreed on.
-pub const PEER_PROTOCOL: Offer = Offer { features: FEATURE_FRAMES | FEATURE_SELECTIVE, ..Offer::only(1) };
+pub const PEER_PROTOCOL: Offer =
+    Offer { features: FEATURE_FRAMES | FEATURE_SELECTIVE | FEATURE_RECORDS, ..Offer::only(1) };
 /// Packets of RC between the two hosts may be frames (`freeflow_wire::frame`).
 pub const FEATURE_FRAMES: u64 = 1;
 /// Beside frames: a responder may report which packets it keeps behind a missing one.
 pub const FEATURE_SELECTIVE: u64 = 1 << 1;
+/// Beside frames: one may have several messages (`freeflow_wire::records`).
+pub const FEATURE_RECORDS: u64 = 1 << 3;
 /// Largest message, encoded, bytes.
 pub const PEER_MESSAGE_BYTES_MAX: usize = 16 * 1024;
 /// A management datagram, bytes.

@@ -46,6 +46,7 @@ pub struct Report {
     pub has_carrier: bool,
     pub has_dialogues: bool,
     pub has_repairs: bool,
+    pub has_crowds: bool,
     pub wrongs: Vec<String>,
     pub digest: u64,
     pub ended_at: u64,
@@ -57,6 +58,8 @@ pub struct Report {
     pub acks_with_answers: u64,
     /// Reports of packets that were kept behind a missing one.
     pub reports: u64,
+    /// Messages that went out as records.
+    pub records: u64,
     pub trace: Vec<String>,
 }
 
@@ -67,6 +70,7 @@ pub fn run(seed: u64, traces: bool) -> Report {
 
 pub fn run_plan(plan: Plan, traces: bool) -> Report {
     let (seed, has_dialogues, has_repairs) = (plan.seed, plan.dialogues, plan.repairs);
+    let has_crowds = plan.crowds;
     let has_carrier = plan.host_model.carrier_model != CarrierModel::default();
     let mut run = Run::new(plan, traces);
     run.go();
@@ -76,6 +80,7 @@ pub fn run_plan(plan: Plan, traces: bool) -> Report {
         has_carrier,
         has_dialogues,
         has_repairs,
+        has_crowds,
         wrongs: run.wrongs,
         digest: run.sim.digest,
         ended_at: run.sim.now,
@@ -84,6 +89,7 @@ pub fn run_plan(plan: Plan, traces: bool) -> Report {
         carried: run.sim.carrier_counts,
         restored: run.sim.restored,
         acks_with_answers,
+        records: run.sim.hosts.iter().map(|host| host.world.records_sent).sum(),
         reports: run.sim.hosts.iter().map(|host| host.world.reports_sent).sum(),
         trace: run.sim.trace.unwrap_or_default(),
     }
@@ -94,6 +100,8 @@ pub fn failure(report: &Report) -> String {
     let carrier = if report.has_carrier { " --carrier" } else { "" };
     let dialogues = if report.has_dialogues { " --dialogues" } else { "" };
     let repairs = if report.has_repairs { " --repairs" } else { "" };
-    let replay = format!("cargo run -p freeflow-sim -- --seed {}{carrier}{dialogues}{repairs} --trace", report.seed);
+    let crowds = if report.has_crowds { " --crowds" } else { "" };
+    let options = [carrier, dialogues, repairs, crowds].concat();
+    let replay = format!("cargo run -p freeflow-sim -- --seed {}{options} --trace", report.seed);
     format!("seed {}: {}\nreplay: {replay}", report.seed, report.wrongs.join("\n"))
 }

@@ -1,11 +1,12 @@
-//! Runs seeds: `freeflow-sim [--seed N] [--count N] [--carrier] [--dialogues] [--repairs] [--trace]`,
+//! Runs seeds: `freeflow-sim [--seed N] [--count N] [--carrier] [--dialogues] [--repairs] [--crowds]
+//! [--trace]`,
 //! `freeflow-sim --goodput`.
 #![forbid(unsafe_code)]
 use freeflow_sim::{failure, goodput, plan::Plan, run_plan};
 use std::process::ExitCode;
 
-const USAGE: &str =
-    "usage: freeflow-sim [--seed N] [--count N] [--carrier] [--dialogues] [--repairs] [--trace] [--plan] | --goodput";
+const USAGE: &str = "usage: freeflow-sim [--seed N] [--count N] [--carrier | --dialogues | --repairs | --crowds] [--trace] [--plan] \
+     | --goodput";
 
 #[derive(Default)]
 struct Asked {
@@ -14,6 +15,7 @@ struct Asked {
     carrier: bool,
     dialogues: bool,
     repairs: bool,
+    crowds: bool,
     traces: bool,
     plan: bool,
     goodput: bool,
@@ -35,6 +37,7 @@ fn main() -> ExitCode {
             Asked { carrier: true, .. } => Plan::with_carrier(seed),
             Asked { dialogues: true, .. } => Plan::with_dialogues(seed),
             Asked { repairs: true, .. } => Plan::with_repairs(seed),
+            Asked { crowds: true, .. } => Plan::with_crowds(seed),
             _ => Plan::new(seed),
         };
         if asked.plan {
@@ -64,6 +67,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Option<Asked> {
             "--carrier" => asked.carrier = true,
             "--dialogues" => asked.dialogues = true,
             "--repairs" => asked.repairs = true,
+            "--crowds" => asked.crowds = true,
             "--trace" => asked.traces = true,
             "--plan" => asked.plan = true,
             "--goodput" => asked.goodput = true,

@@ -50,8 +50,12 @@ pub struct Plan {
     pub frames: Vec<u16>,
     /// Of each host: it knows selective repeat.
     pub selective: Vec<bool>,
+    /// Of each host: it knows frames of records.
+    pub records: Vec<bool>,
     /// See [`Plan::with_repairs`].
     pub repairs: bool,
+    /// Connected QPs post many short messages at once.
+    pub crowds: bool,
     /// Connected QPs talk in turns: one short message, one short answer, mostly soon.
     pub dialogues: bool,
 }
@@ -112,7 +116,9 @@ impl Plan {
             shaped: false,
             frames: frames(seed, hosts),
             selective: selective(seed, hosts),
+            records: records(seed, hosts),
             repairs: false,
+            crowds: false,
             dialogues: false,
         }
     }
@@ -137,6 +143,18 @@ impl Plan {
         link_model.loss = rng.pick(&[0, 1_000, 10_000, 50_000]);
         link_model.duplication = rng.pick(&[0, 10_000, 100_000]);
         link_model.reordering = rng.pick(&[0, 10_000, 200_000]);
+        plan
+    }
+
+    /// The same with frames of records at all hosts, and many short messages at once, on the same lines.
+    pub fn with_crowds(seed: u64) -> Self {
+        let repairs = Self::with_repairs(seed);
+        let selective = selective(seed, repairs.hosts);
+        let records = vec![true; repairs.hosts];
+        let mut plan = Self { repairs: false, crowds: true, records, selective, ..repairs };
+        for connection in &mut plan.connections {
+            connection.requests *= 8;
+        }
         plan
     }
 
@@ -171,6 +189,14 @@ fn frames(seed: u64, hosts: usize) -> Vec<u16> {
 fn selective(seed: u64, hosts: usize) -> Vec<bool> {
     // Of its own: the rest of a seed stays what it was.
     let mut rng = Rng::for_part(seed, 16);
+    let kind = rng.roll(3);
+    (0..hosts).map(|_| kind == 1 || kind == 2 && rng.one_in(2)).collect()
+}
+
+/// Of a third of the seeds no host knows frames of records, of a third all do, of the others some.
+fn records(seed: u64, hosts: usize) -> Vec<bool> {
+    // Of its own: the rest of a seed stays what it was.
+    let mut rng = Rng::for_part(seed, 18);
     let kind = rng.roll(3);
     (0..hosts).map(|_| kind == 1 || kind == 2 && rng.one_in(2)).collect()
 }

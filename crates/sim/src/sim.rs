@@ -10,6 +10,7 @@ use crate::rng::Rng;
 use crate::world::{FORGER, Job, OutcomeRates, World};
 use freeflow_engine::*;
 use freeflow_verbs::*;
+use freeflow_wire::records::Records;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 
@@ -157,15 +158,29 @@ pub struct Sim {
     /// Of all that happened: two runs are the same if this is.
     pub digest: u64,
     pub restored: u64,
+    /// Messages that were carried in a packet with another one.
+    pub company_carried: u64,
     pub wrongs: Vec<String>,
+}
+
+/// The other hosts that know what this one knows.
+fn agreed(knows: &[bool], host: usize) -> BTreeSet<HostId> {
+    let others = knows.iter().enumerate().filter(|(other, theirs)| *other != host && **theirs && knows[host]);
+    others.map(|(other, _)| HostId(other as u32)).collect()
 }
 
 impl Sim {
     /// Hosts of which both know selective repeat have agreed on it.
     pub fn agree_on_selective(&mut self, knows: &[bool]) {
         for (host, own) in self.hosts.iter_mut().enumerate() {
-            let others = knows.iter().enumerate().filter(|(other, theirs)| *other != host && **theirs && knows[host]);
-            own.world.selective = others.map(|(other, _)| HostId(other as u32)).collect();
+            own.world.selective = agreed(knows, host);
+        }
+    }
+
+    /// The same of frames of records.
+    pub fn agree_on_records(&mut self, knows: &[bool]) {
+        for (host, own) in self.hosts.iter_mut().enumerate() {
+            own.world.records = agreed(knows, host);
         }
     }
 
@@ -202,6 +217,7 @@ impl Sim {
             trace: None,
             digest: 0xcbf2_9ce4_8422_2325,
             restored: 0,
+            company_carried: 0,
             wrongs: Vec::new(),
         }
     }
@@ -417,6 +433,8 @@ impl Sim {
     fn dispatch(&mut self, host: usize, outgoing: crate::world::Outgoing) {
         let to = outgoing.to.0 as usize;
         let arrivals = self.fabric.carry(outgoing.at, host, to, outgoing.bytes.len());
+        let company = Records::parse(&outgoing.bytes).map_or(0, |records| records.count() - 1);
+        self.company_carried += (company * arrivals.iter().flatten().count()) as u64;
         self.note(|| crate::trace::packet(host, to, &outgoing.bytes, &arrivals));
         self.forge_perhaps(to, &outgoing.bytes);
         for arrival in arrivals.into_iter().flatten() {

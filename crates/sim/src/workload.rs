@@ -32,6 +32,7 @@ impl Run {
             host.world.frame_bytes = bytes;
         }
         sim.agree_on_selective(&plan.selective);
+        sim.agree_on_records(&plan.records);
         if let Some(bytes) = plan.host_bytes_max {
             sim.hosts.iter_mut().for_each(|host| host.engine.set_host_bytes_max(bytes));
         }
@@ -352,7 +353,8 @@ impl Run {
             }
             return;
         }
-        for _ in 0..self.rng.between(1, 5) {
+        let most = if self.plan.crowds { OUTSTANDING_MAX as u64 } else { 5 };
+        for _ in 0..self.rng.between(1, most) {
             let this = &self.topology.connections[connection];
             if this.closed || this.reconnecting || this.sides[side].down || this.sides[side].quota == 0 {
                 return;
@@ -386,7 +388,8 @@ impl Run {
         } else {
             &[Op::Send, Op::SendWithImmediate, Op::RdmaWrite, Op::RdmaWriteWithImmediate]
         };
-        let mut opcode = self.rng.pick(ops);
+        let is_short = self.plan.crowds && self.rng.roll(8) > 0;
+        let mut opcode = self.rng.pick(if is_short { &ops[..4] } else { ops });
         if let Some(chosen) = crate::windows::choice(self, connection, side) {
             opcode = chosen;
         }
@@ -403,6 +406,7 @@ impl Run {
         }
         let max = if opcode.is_send() { SLOT_BYTES } else { 16_384 };
         let length = match self.rng.roll(20) {
+            _ if is_short => self.rng.roll(600),
             0..=2 => 0,
             3..=8 => self.rng.roll(200),
             9..=14 => self.rng.roll(4096),

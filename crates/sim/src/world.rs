@@ -7,7 +7,8 @@ use crate::carrier::{CarrierModel, Load};
 use crate::rng::Rng;
 use freeflow_engine::*;
 use freeflow_verbs::*;
-use freeflow_wire::frame::FRAME_PAYLOAD_BYTES_MAX;
+use freeflow_wire::frame::{FRAME_HEADER_BYTES, FRAME_PAYLOAD_BYTES_MAX, is_intact};
+use freeflow_wire::records::Records;
 use freeflow_wire::{Header, Operation};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -71,6 +72,8 @@ pub struct World {
     pub frame_bytes: u16,
     /// Hosts that agreed on selective repeat with this one.
     pub selective: BTreeSet<HostId>,
+    /// Hosts that agreed on frames of records with this one.
+    pub records: BTreeSet<HostId>,
     /// QPs behind QPNs of other hosts (`None`: there is no such QP).
     pub peers: BTreeMap<(HostId, Qpn), Option<PeerInfo>>,
     pub asked: Vec<(HostId, Qpn)>,
@@ -87,6 +90,8 @@ pub struct World {
     pub packets_sent: u64,
     /// Reports of what was kept.
     pub reports_sent: u64,
+    /// Messages in frames of records.
+    pub records_sent: u64,
     /// Messages and requests that reached nobody who may have them, as the engine reports them.
     pub violations: u64,
     /// Forbidden actions of the engine.
@@ -115,6 +120,7 @@ impl World {
             path_mtu_max: 4096,
             frame_bytes: 0,
             selective: BTreeSet::new(),
+            records: BTreeSet::new(),
             peers: BTreeMap::new(),
             asked: Vec::new(),
             identities: Vec::new(),
@@ -126,6 +132,7 @@ impl World {
             mtus: BTreeMap::new(),
             packets_sent: 0,
             reports_sent: 0,
+            records_sent: 0,
             violations: 0,
             wrongs: Vec::new(),
         }
@@ -210,8 +217,8 @@ impl World {
 
     fn destination(&self, host: HostId) -> Destination {
         let (mtu, frame_bytes) = (self.path_mtu_max, self.frame_bytes);
-        let selective = self.selective.contains(&host);
-        Destination { host, flow: 0, traffic_class: 0, hop_limit: 64, mtu, frame_bytes, selective }
+        let (selective, records) = (self.selective.contains(&host), self.records.contains(&host));
+        Destination { host, flow: 0, traffic_class: 0, hop_limit: 64, mtu, frame_bytes, selective, records }
     }
 
     /// Puts packets on the line.
@@ -223,15 +230,40 @@ impl World {
             bytes.extend_from_slice(&head.header.bytes[..usize::from(head.header.length)]);
             bytes.extend_from_slice(now);
             bytes.resize(head.bytes(), 0);
-            let line = crate::fabric::LINE_OVERHEAD_BYTES + bytes.len() as u64;
-            if self.bits_per_second > 0 {
-                let line_ns = (line * 8 * 1_000_000_000).div_ceil(self.bits_per_second);
-                self.line_free_at = self.line_free_at.max(self.now) + line_ns;
-            }
-            let at = self.line_free_at.max(self.now);
-            self.packets_sent += 1;
-            let (traffic_class, hop_limit) = (to.traffic_class, to.hop_limit);
-            self.outbox.push(Outgoing { at, to: to.host, bytes, traffic_class, hop_limit });
+            self.put_on_line(to, bytes);
+        }
+    }
+
+    fn put_on_line(&mut self, to: &Destination, bytes: Vec<u8>) {
+        let line = crate::fabric::LINE_OVERHEAD_BYTES + bytes.len() as u64;
+        if self.bits_per_second > 0 {
+            let line_ns = (line * 8 * 1_000_000_000).div_ceil(self.bits_per_second);
+            self.line_free_at = self.line_free_at.max(self.now) + line_ns;
+        }
+        let at = self.line_free_at.max(self.now);
+        self.packets_sent += 1;
+        let (traffic_class, hop_limit) = (to.traffic_class, to.hop_limit);
+        self.outbox.push(Outgoing { at, to: to.host, bytes, traffic_class, hop_limit });
+    }
+
+    /// The line keeps no more, or is said not to.
+    fn is_full(&mut self) -> bool {
+        let waiting_ns = u128::from(self.line_free_at.saturating_sub(self.now));
+        let waiting = waiting_ns * u128::from(self.bits_per_second) / 8_000_000_000;
+        let is_full =
+            waiting > u128::from(self.send_buffer_bytes) || self.rng.happens(self.outcome_rates.transmit_full);
+        self.was_full |= is_full;
+        is_full
+    }
+
+    fn check_records(&mut self, to: &Destination, packet: &[u8]) {
+        let room = usize::from(to.frame_bytes) + FRAME_HEADER_BYTES;
+        if !self.records.contains(&to.host) || to.frame_bytes == 0 || packet.len() > room || to.host == self.host {
+            self.wrong(format!("a frame of records of {} bytes to {:?}", packet.len(), to.host));
+        }
+        match Records::parse(packet).map(|records| records.count()) {
+            Ok(count) if count > 1 && is_intact(packet) => self.records_sent += count as u64,
+            other => self.wrong(format!("a frame of records with {other:?}")),
         }
     }
 
@@ -387,10 +419,7 @@ impl Fabric for World {
         }
         let length = prefix.len() as u64 + spans.iter().map(|span| u64::from(span.length)).sum::<u64>();
         self.check_burst(to, heads, length);
-        let waiting_ns = u128::from(self.line_free_at.saturating_sub(self.now));
-        let waiting = waiting_ns * u128::from(self.bits_per_second) / 8_000_000_000;
-        if waiting > u128::from(self.send_buffer_bytes) || self.rng.happens(self.outcome_rates.transmit_full) {
-            self.was_full = true;
+        if self.is_full() {
             return TransmitOutcome::Full;
         }
         let job = Job::Transmit { to: *to, heads: heads.to_vec(), prefix, spans };
@@ -400,6 +429,25 @@ impl Fabric for World {
             return TransmitOutcome::Pending;
         }
         if self.finish(job).is_ok() { TransmitOutcome::Sent } else { TransmitOutcome::Fault }
+    }
+
+    fn transmit_records(&mut self, to: &Destination, head: &[u8], payload: Source<'_>) -> TransmitOutcome {
+        let mut packet = head.to_vec();
+        match payload.body {
+            SourceBody::Bytes(bytes) => packet.extend_from_slice(bytes),
+            // Of memory that can't be read at once.
+            SourceBody::Spans([_, ..]) if self.rng.happens(self.outcome_rates.transmit_pending) => {
+                return TransmitOutcome::Fault;
+            }
+            SourceBody::Spans(spans) if !self.is_there(spans) => return TransmitOutcome::Fault,
+            SourceBody::Spans(spans) => self.read_into(spans, &mut packet),
+        }
+        self.check_records(to, &packet);
+        if self.is_full() {
+            return TransmitOutcome::Full;
+        }
+        self.put_on_line(to, packet);
+        TransmitOutcome::Sent
     }
 
     fn identity_changed(&mut self, qpn: Qpn, peer: Option<HostId>) {

@@ -3,6 +3,7 @@
 use crate::completer::Completer;
 use crate::counters::add_reported;
 use crate::qp::QueuePair;
+use crate::transport::responder::Written;
 use crate::{DirectTraffic, Engine, QpId, VnicId};
 use freeflow_verbs::{QpType, SendOpcode};
 
@@ -85,6 +86,16 @@ impl Completer {
     pub(crate) fn count_arrived(&mut self, responder: QpId, opcode: SendOpcode, bytes: u64) {
         let packets = bytes.div_ceil(u64::from(self.wire_mtu(responder))).max(1);
         self.count_arrival(responder, &Shape { opcode, bytes, packets, multicast: false });
+    }
+
+    /// WRITEs of another host were executed by this responder.
+    pub(crate) fn count_written(&mut self, responder: QpId, written: &Written) {
+        let traffic = &mut self.qp_mut(responder).traffic;
+        traffic.messages_received += u64::from(written.messages);
+        traffic.bytes_received += written.bytes;
+        let counters = &mut self.vnic_of(responder).counters;
+        counters.received.add(written.bytes, written.packets, false);
+        counters.writes_received += u64::from(written.messages);
     }
 
     fn count_arrival(&mut self, responder: QpId, shape: &Shape) {

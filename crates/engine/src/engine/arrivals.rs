@@ -5,7 +5,9 @@ use crate::transport::packets::Packet;
 use crate::transport::peers::PeerGate;
 use crate::transport::wire::{HELD_PACKET_BYTES, PARKED_BYTES_MAX, PARKED_PACKETS_MAX, PKEY_MASK, WireOperation};
 use crate::{Engine, Environment, HostId, IpInfo, MemorySide, QpId};
+use alloc::vec::Vec;
 use freeflow_verbs::{Instant, QpState, QpType, Qpn};
+use freeflow_wire::records::{Records, is_records};
 use freeflow_wire::{Header, Operation, Service};
 
 impl Engine {
@@ -20,6 +22,9 @@ impl Engine {
         ip: &IpInfo,
         bytes: &[u8],
     ) {
+        if is_records(bytes) {
+            return self.handle_records(env, now, from, ip, bytes);
+        }
         let (header, payload) = match Header::parse(bytes) {
             Ok(parsed) => parsed,
             Err(_) => return self.requester.responder.drops.malformed += 1,
@@ -46,7 +51,7 @@ impl Engine {
     }
 
     /// Does the QP listen to this host, and to this kind of packet (IBTA 9.6.1)?
-    fn may_act<E: Environment>(&mut self, env: &mut E, id: QpId, from: HostId, header: &Header) -> bool {
+    pub(crate) fn may_act<E: Environment>(&mut self, env: &mut E, id: QpId, from: HostId, header: &Header) -> bool {
         let qp = self.qp(id);
         let (service, is_response) = (header.opcode.service(), header.opcode.is_response());
         let fits = match qp.service {
@@ -72,7 +77,7 @@ impl Engine {
         true
     }
 
-    fn act<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, packet: &Packet<'_>) {
+    pub(crate) fn act<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, packet: &Packet<'_>) {
         self.completer_mut().tally(id, |counters| {
             counters.packets_received += 1;
             counters.bytes_received += packet.payload.len() as u64;
@@ -89,17 +94,23 @@ impl Engine {
         }
     }
 
-    fn park(&mut self, id: QpId, bytes: &[u8], ip: &IpInfo) {
+    pub(crate) fn park(&mut self, id: QpId, bytes: &[u8], ip: &IpInfo) {
+        self.park_at(id, self.wire(id).parked.len(), bytes.to_vec(), ip);
+    }
+
+    /// A packet waits, with so many before it. False: there is no room.
+    pub(crate) fn park_at(&mut self, id: QpId, place: usize, bytes: Vec<u8>, ip: &IpInfo) -> bool {
         let wire = self.wire(id);
         let has_room = wire.parked.len() < PARKED_PACKETS_MAX && wire.parked_bytes + bytes.len() <= PARKED_BYTES_MAX;
         if !has_room || !self.completer_mut().keep(id, bytes.len()) {
             // Lost as on a wire: the requester sends it again.
             self.requester.responder.drops.parked_overflow += 1;
-            return;
+            return false;
         }
         let wire = self.wire_mut(id);
         wire.parked_bytes += bytes.len();
-        wire.parked.push_back((bytes.to_vec(), *ip));
+        wire.parked.insert(place, (bytes, *ip));
+        true
     }
 
     /// Continues with packets that arrived while another was in flight.
@@ -114,7 +125,9 @@ impl Engine {
             let Some((bytes, ip)) = wire.parked.pop_front() else { return };
             wire.parked_bytes -= bytes.len();
             self.completer_mut().let_go(id, bytes.len() + HELD_PACKET_BYTES);
-            if let Ok((header, payload)) = Header::parse(&bytes) {
+            if let Ok(records) = Records::parse(&bytes) {
+                self.act_on_records(env, now, id, records, &ip);
+            } else if let Ok((header, payload)) = Header::parse(&bytes) {
                 self.act(env, now, id, &Packet { header: &header, payload, ip });
             }
         }

@@ -2,6 +2,7 @@
 mod arrivals;
 mod carrier;
 mod datagrams;
+mod records;
 mod results;
 
 use crate::completer::Completer;

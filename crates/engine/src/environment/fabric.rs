@@ -21,6 +21,11 @@ pub trait Fabric {
         payload: Source<'_>,
     ) -> TransmitOutcome;
 
+    /// Sends one packet, the messages of a frame of records: `head`, and the payload of all of them behind it. `Fault`:
+    /// the payload can't be had at once, and nothing was sent; messages are to go by [`transmit`](Self::transmit),
+    /// which says more. Never `Pending`.
+    fn transmit_records(&mut self, to: &Destination, head: &[u8], payload: Source<'_>) -> TransmitOutcome;
+
     /// From now on no packet that was `Sent` takes payload from memory any more, if it waits still: a key that named
     /// the memory goes, or its owner hears that a request is over.
     fn end_references(&mut self) {}

@@ -7,6 +7,7 @@ mod carrier;
 mod delivery;
 mod metering;
 mod packets;
+mod records;
 mod repair;
 mod replicate;
 mod timeouts;

@@ -60,11 +60,13 @@ impl Requester {
         if budget.bytes == 0 {
             return Turn::Stop(Progress::More);
         }
-        if !repeats
-            && !requester.window.has_unsent()
-            && let Some(turn) = self.take_request(env, now, id, budget)
-        {
-            return turn;
+        if !repeats {
+            if !requester.window.has_unsent()
+                && let Some(turn) = self.take_request(env, now, id, budget)
+            {
+                return turn;
+            }
+            self.take_company(env, now, id, budget);
         }
         if !self.responder.gate_is_open(env, id) {
             let is_first = !core::mem::replace(&mut self.responder.completer.sender(id).gated, true);
@@ -90,7 +92,7 @@ impl Requester {
     // ---- requests
 
     /// Makes a message of the next request; or says why none begins.
-    fn take_request<E: Environment>(
+    pub(crate) fn take_request<E: Environment>(
         &mut self,
         env: &mut E,
         now: Instant,
@@ -220,6 +222,11 @@ impl Requester {
         if !self.responder.completer.has_place(now, id) {
             return self.hold(id);
         }
+        if let Some(run) = self.plan_records(id, &burst, budget)
+            && let Some(turn) = self.send_records(env, now, id, &run, budget)
+        {
+            return turn;
+        }
         budget.bytes = budget.bytes.saturating_sub(u64::from(burst.bytes.max(1)));
         // Packets that go out again after a loss were charged before.
         let fresh = self.responder.completer.sender(id).window.fresh(&burst);
@@ -279,7 +286,7 @@ impl Requester {
         };
         let source = Source { prefix: &[], body };
         let service = if qp.service == QpType::Rc { Service::Rc } else { Service::Xrc };
-        let is_patient = is_patient(qp, wire, burst);
+        let is_patient = is_patient(qp, wire, (burst.psn, 1));
         let frames = frame_bytes(qp.service, &wire.destination).is_some();
         let stamp = Stamp { service, dest_qpn: qp.attributes.dest_qpn, mtu: window.mtu(), frames, is_patient };
         let outcome = if burst.packets == 1 {
@@ -398,16 +405,16 @@ impl Requester {
 
 /// Whether the acknowledgement of a message may wait for what the peer's program answers. Not if that would keep
 /// anything here waiting: a window, a drain, a short timeout, a packet that goes out again.
-fn is_patient(qp: &QueuePair, wire: &Wire, burst: &Burst) -> bool {
+pub(crate) fn is_patient(qp: &QueuePair, wire: &Wire, (psn, messages): (u32, u32)) -> bool {
     let window = &wire.requester.window;
     let timeout = qp.attributes.timeout;
     wire.is_to_router
         && qp.state() == QpState::ReadyToSend
         && (timeout == 0 || timeout >= PATIENT_TIMEOUT_MIN)
-        && window.on_the_way() < PATIENT_PACKETS_MAX
+        && window.on_the_way() + messages <= PATIENT_PACKETS_MAX
         // The next request need not wait for the acknowledgement of this one.
         && window.len() < qp.attributes.capabilities.max_send_wr as usize
-        && !window.repeats(burst.psn)
+        && !window.repeats(psn)
 }
 
 fn inline_part(data: &[u8], start: u32, bytes: u32) -> &[u8] {

@@ -13,6 +13,7 @@ mod gates;
 mod kept;
 mod packets;
 mod paths;
+mod records;
 pub(crate) mod routing;
 mod unreliable;
 mod violations;

@@ -266,6 +266,18 @@ impl Responder {
     ) {
         let source = Source { prefix: &[], body: SourceBody::Bytes(payload) };
         let outcome = env.copy(self.completer.next_token(), source, &self.completer.to, writing.opcode.ends());
+        self.note_copy(env, now, id, (writing, rkey), outcome);
+    }
+
+    /// The copy to the spans in `self.completer.to` has begun: how it went.
+    pub(crate) fn note_copy<E: Environment>(
+        &mut self,
+        env: &mut E,
+        now: Instant,
+        id: QpId,
+        (writing, rkey): (PendingWrite, Option<u32>),
+        outcome: CopyOutcome,
+    ) {
         if outcome != CopyOutcome::Pending {
             self.completer.let_run_go(id);
         }

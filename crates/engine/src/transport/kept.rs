@@ -114,7 +114,7 @@ pub(crate) fn kept_bytes(packet: &Packet<'_>) -> usize {
 }
 
 /// The packet as it came.
-fn bytes_of(packet: &Packet<'_>) -> Vec<u8> {
+pub(crate) fn bytes_of(packet: &Packet<'_>) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(kept_bytes(packet));
     bytes.extend_from_slice(packet.header.encode().as_slice());
     bytes.extend_from_slice(packet.payload);

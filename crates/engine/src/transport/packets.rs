@@ -5,6 +5,7 @@ use crate::{IpInfo, PacketHead};
 use alloc::vec::Vec;
 use freeflow_verbs::{SendFlags, SendOpcode, SendRequest};
 use freeflow_wire::frame::Frame;
+use freeflow_wire::records::{RECORD_PAYLOAD_BYTES_MAX, Record, head_bytes, is_record};
 use freeflow_wire::{AtomicEth, Header, Opcode, Operation, PacketPosition, Reth, Service, psn_add};
 
 /// A received packet that a QP acts upon.
@@ -146,6 +147,43 @@ fn header(stamp: &Stamp, request: &SendRequest, place: PacketPosition, psn: u32)
 /// them in bytes.
 fn flush_header(request: &SendRequest) -> u32 {
     (request.swap & 0xf) as u32 | ((request.swap >> 8 & 3) as u32) << 4
+}
+
+/// The message, if it may travel as a record.
+pub(crate) fn record(request: &SendRequest, length: u32) -> Option<Record> {
+    let opcode = record_opcode(request.opcode).filter(|_| length <= RECORD_PAYLOAD_BYTES_MAX as u32)?;
+    let writes = request.opcode.is_write();
+    Some(Record {
+        opcode,
+        solicited: request.flags.contains(SendFlags::SOLICITED) && request.opcode.consumes_receive(),
+        length: length as u16,
+        rkey: if writes { request.rkey } else { 0 },
+        address: if writes { request.remote_address } else { 0 },
+        argument: if opcode.has_immediate() || opcode.has_ieth() { request.immediate } else { 0 },
+    })
+}
+
+fn record_opcode(opcode: SendOpcode) -> Option<Opcode> {
+    const fn only(byte: u8) -> Option<Opcode> {
+        match Opcode::from_byte(byte) {
+            Some(opcode) if is_record(opcode) => Some(opcode),
+            _ => panic!("a record has an operation of one packet"),
+        }
+    }
+    match opcode {
+        SendOpcode::Send => const { only(0x04) },
+        SendOpcode::SendWithImmediate => const { only(0x05) },
+        SendOpcode::SendWithInvalidate => const { only(0x17) },
+        SendOpcode::RdmaWrite => const { only(0x0a) },
+        SendOpcode::RdmaWriteWithImmediate => const { only(0x0b) },
+        _ => None,
+    }
+}
+
+/// Bytes that a message of one packet takes in a frame of records. `None`: it goes by itself.
+pub(crate) fn record_bytes(opcode: SendOpcode, length: u32) -> Option<u32> {
+    let opcode = record_opcode(opcode).filter(|_| length <= RECORD_PAYLOAD_BYTES_MAX as u32)?;
+    Some(head_bytes(opcode.has_reth(), opcode.has_immediate() || opcode.has_ieth()) as u32 + length)
 }
 
 pub(crate) fn operation(opcode: SendOpcode) -> Operation {

@@ -49,6 +49,9 @@ pub(crate) struct WireRequester {
     /// Room for the headers of a burst.
     #[serde(skip)]
     pub heads: Vec<PacketHead>,
+    /// Room for the inline data of messages that go out together.
+    #[serde(skip)]
+    pub inline: Vec<u8>,
 }
 
 /// The deadline that its timer stands for; see `retransmit`.
@@ -99,6 +102,7 @@ impl WireRequester {
             unasked_bytes: 0,
             samples: VecDeque::new(),
             went_back: None,
+            inline: Vec::new(),
             repair: Repair::new(),
             heads: Vec::new(),
         }

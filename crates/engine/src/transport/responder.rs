@@ -79,6 +79,15 @@ pub(crate) struct PendingWrite {
     pub argument: u32,
 }
 
+/// WRITEs of one packet each that were written one after the other.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Written {
+    pub messages: u32,
+    pub bytes: u64,
+    /// As the path MTU has them.
+    pub packets: u64,
+}
+
 /// Memory that a request of one packet names.
 pub(crate) struct WriteTarget {
     pub address: u64,

@@ -20,11 +20,13 @@
 //! is the charge of the PSNs from `oldest` to `next`. PSNs under way are far fewer than 2^23, for
 //! each is charged at least [`PACKET_OVERHEAD_BYTES`] of the congestion window.
 use super::congestion::{WINDOW_BYTES_MAX, WINDOW_BYTES_SHORT};
+use super::packets::record_bytes;
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use freeflow_verbs::{SendOpcode, SendRequest};
 use freeflow_wire::Kept;
+use freeflow_wire::records::{RECORDS_MAX, fixed_bytes};
 use freeflow_wire::{MASK_24, psn_add, psn_ahead};
 use serde::{Deserialize, Serialize};
 
@@ -63,6 +65,44 @@ pub(crate) struct Burst {
     pub packets: u32,
     /// Payload of these PSNs, of whichever direction.
     pub bytes: u32,
+}
+
+/// Messages of one packet each that go out together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RecordRun {
+    /// Index of the first message in the list.
+    pub message: usize,
+    pub psn: u32,
+    /// Messages, and PSNs.
+    pub count: u32,
+    /// Payload.
+    pub bytes: u32,
+    pub charge: u64,
+    /// Part of a turn's budget.
+    pub cost_bytes: u64,
+    /// Payload stands in the requests.
+    pub is_inline: bool,
+}
+
+/// Short messages that have not gone out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Unsent {
+    pub count: usize,
+    /// Of a frame that had them all.
+    pub bytes: u32,
+    /// With what is on the way.
+    pub on_the_way: u64,
+}
+
+/// Limits of what goes out together.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RunLimits {
+    /// Of the packet.
+    pub room_bytes: u32,
+    /// Of what is on the way.
+    pub window_bytes: u64,
+    /// Of the turn.
+    pub budget_bytes: u64,
 }
 
 /// Why nothing can go out.
@@ -123,6 +163,16 @@ impl OutgoingMessage {
     fn charge(&self, from: u32, count: u32, mtu: u32) -> u64 {
         let payload = self.bytes_before(from + count, mtu) - self.bytes_before(from, mtu);
         u64::from(payload) + u64::from(count) * PACKET_OVERHEAD_BYTES
+    }
+}
+
+impl Unsent {
+    fn add(&mut self, message: &OutgoingMessage) -> bool {
+        let bytes = record_bytes(message.request.opcode, message.length).filter(|_| message.packets == 1);
+        self.count += 1;
+        self.bytes += bytes.unwrap_or(0);
+        self.on_the_way += u64::from(message.length) + PACKET_OVERHEAD_BYTES;
+        bytes.is_some()
     }
 }
 
@@ -337,6 +387,70 @@ impl SendWindow {
         let place = self.messages.partition_point(|message| psn_ahead(message.first_psn, psn) <= 0).checked_sub(1)?;
         let packets = self.repeated_packets(place, psn)?;
         Some(self.burst(place, distance(psn, self.messages[place].first_psn), packets))
+    }
+
+    /// Messages that are about to go out for the first time, if each of them may be a record.
+    pub fn unsent_records(&self) -> Option<Unsent> {
+        let count = self.messages.len() - self.sending;
+        if count == 0 || count > RECORDS_MAX || self.repeats(self.next) {
+            return None;
+        }
+        let mut unsent = Unsent { count: 0, bytes: fixed_bytes() as u32, on_the_way: self.in_flight_bytes };
+        self.messages.range(self.sending..).all(|message| unsent.add(message)).then_some(unsent)
+    }
+
+    /// The message that was enlisted last is one more of them. False: it is no record.
+    pub fn add_newest(&self, unsent: &mut Unsent) -> bool {
+        self.messages.back().is_some_and(|newest| unsent.add(newest))
+    }
+
+    /// The messages that may go out in one frame from this burst's on: whole and short ones, with payload in one kind
+    /// of place, of which all were sent before or none. `None`: fewer than two.
+    pub fn plan_records(&self, burst: &Burst, limits: &RunLimits) -> Option<RecordRun> {
+        let first = self.messages.get(burst.message).filter(|_| burst.at == 0)?;
+        let (is_inline, repeats) = (first.request.is_inline(), self.repeats(burst.psn));
+        let (message, psn) = (burst.message, burst.psn);
+        let mut run = RecordRun { message, psn, count: 0, bytes: 0, charge: 0, cost_bytes: 0, is_inline };
+        let mut used = fixed_bytes() as u32;
+        for message in self.messages.range(burst.message..).take(RECORDS_MAX) {
+            let is_like = message.packets == 1
+                && message.request.is_inline() == is_inline
+                && self.repeats(message.first_psn) == repeats;
+            let Some(bytes) = record_bytes(message.request.opcode, message.length).filter(|_| is_like) else { break };
+            used += bytes;
+            let charge = run.charge + message.charge(0, 1, self.mtu);
+            let cost_bytes = run.cost_bytes + u64::from(message.length.max(1));
+            let is_within = used <= limits.room_bytes
+                && self.in_flight_bytes + charge <= limits.window_bytes
+                && cost_bytes <= limits.budget_bytes;
+            if !is_within {
+                break;
+            }
+            (run.count, run.bytes) = (run.count + 1, run.bytes + message.length);
+            (run.charge, run.cost_bytes) = (charge, cost_bytes);
+        }
+        (run.count > 1).then_some(run)
+    }
+
+    pub fn messages_of(&self, run: &RecordRun) -> impl Iterator<Item = &OutgoingMessage> {
+        self.messages.range(run.message..run.message + run.count as usize)
+    }
+
+    /// As [`fresh`](Self::fresh), of all messages of a run.
+    pub fn fresh_records(&self, run: &RecordRun) -> (u32, u32) {
+        if psn_ahead(self.counted, run.psn) <= 0 && !self.repeats(run.psn) {
+            return (run.bytes, 0);
+        }
+        let bursts = (run.message..run.message + run.count as usize).map(|place| self.fresh(&self.burst(place, 0, 1)));
+        bursts.fold((0, 0), |(bytes, messages), (more, begun)| (bytes + more, messages + begun))
+    }
+
+    /// The run, as planned, has gone out.
+    pub fn note_records(&mut self, run: &RecordRun) {
+        self.in_flight_bytes += run.charge;
+        self.next = psn_add(self.next, run.count);
+        self.sending += run.count as usize;
+        self.note_sent(self.next);
     }
 
     /// As much of a burst as has so much payload, one packet at least; a READ's is asked for as a

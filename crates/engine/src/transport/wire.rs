@@ -11,6 +11,7 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use freeflow_verbs::{PathMtu, QpAttributes, QpType};
+use freeflow_wire::frame::FRAME_HEADER_BYTES;
 use serde::{Deserialize, Serialize};
 
 /// Packets of one QP that wait while an earlier one lands, and their bytes.
@@ -124,6 +125,12 @@ pub(crate) fn path_mtu(attributes: &QpAttributes, destination: &Destination) -> 
 /// itself where it belongs, so that the other end need not know this number; a READ request says it.
 pub(crate) fn frame_bytes(service: QpType, destination: &Destination) -> Option<u32> {
     (service == QpType::Rc && destination.frame_bytes > 0).then_some(u32::from(destination.frame_bytes))
+}
+
+/// Bytes that a frame of records may have in all, its own headers counted. `None`: a QP sends none.
+pub(crate) fn record_room(service: QpType, destination: &Destination) -> Option<u32> {
+    let bytes = frame_bytes(service, destination).filter(|_| destination.records)?;
+    Some(bytes + FRAME_HEADER_BYTES as u32)
 }
 
 /// Whether what comes ahead of a missing packet is kept and reported, in place of go-back-N.

@@ -21,6 +21,7 @@ mod transport_duplicates;
 mod transport_frames;
 mod transport_hosts;
 mod transport_parked;
+mod transport_records;
 mod transport_requester;
 mod transport_responder;
 mod transport_responder_order;

@@ -206,6 +206,11 @@ impl Fabric for Ports {
         self.start_transmit(token, to, packets, payload)
     }
 
+    #[inline]
+    fn transmit_records(&mut self, to: &Destination, head: &[u8], payload: Source<'_>) -> TransmitOutcome {
+        self.start_records(to, head, payload)
+    }
+
     fn end_references(&mut self) {
         self.fabric.end_references();
     }

@@ -66,6 +66,8 @@ pub(crate) struct Host {
     pub(crate) external: Option<Gid>,
     /// Both routers know selective repeat.
     pub(crate) selective: bool,
+    /// Both routers know frames of records.
+    pub(crate) records: bool,
     pub(crate) known: BTreeMap<Qpn, Known>,
     /// QPNs of `known`, the oldest first; some are not there any more, or were there before.
     pub(crate) order: VecDeque<Qpn>,
@@ -78,7 +80,7 @@ pub(crate) struct Host {
 impl Host {
     pub(crate) fn new(address: IpAddr, external: Option<Gid>) -> Self {
         let (known, order, notified) = Default::default();
-        Self { address, external, selective: false, known, order, asked_count: 0, notified }
+        Self { address, external, selective: false, records: false, known, order, asked_count: 0, notified }
     }
 
     pub(crate) fn note(&mut self, qpn: Qpn, known: Known) {
@@ -236,10 +238,11 @@ impl Fabric {
         }
     }
 
-    /// Whether QPs that find their way to a host from now on use selective repeat, as both hosts agreed.
-    pub(crate) fn set_selective(&mut self, id: HostId, selective: bool) {
+    /// Whether QPs that find their way to a host from now on use selective repeat, and frames of records, as both
+    /// hosts agreed.
+    pub(crate) fn set_features(&mut self, id: HostId, selective: bool, records: bool) {
         if let Some(host) = self.hosts.get_mut(&id) {
-            host.selective = selective;
+            (host.selective, host.records) = (selective, records);
         }
     }
 
@@ -247,8 +250,9 @@ impl Fabric {
     pub(crate) fn destination(&self, id: HostId, flow: u32) -> Option<Destination> {
         let peer = self.udp.as_ref()?.peer(PeerIndex(id.0))?;
         let (mtu, frame_bytes) = (peer.path_mtu_bytes, peer.frame_bytes);
-        let selective = self.hosts.get(&id).is_some_and(|host| host.selective);
-        Some(Destination { host: id, flow, traffic_class: 0, hop_limit: HOP_LIMIT, mtu, frame_bytes, selective })
+        let (selective, records) = self.hosts.get(&id).map_or((false, false), |host| (host.selective, host.records));
+        let (traffic_class, hop_limit) = (0, HOP_LIMIT);
+        Some(Destination { host: id, flow, traffic_class, hop_limit, mtu, frame_bytes, selective, records })
     }
 
     /// The machine without FreeFlow that has this address, if the network may talk to it.

@@ -5,7 +5,7 @@ use crate::dataplane::ports::Ports;
 use crate::dataplane::worker::Worker;
 use crate::peering::{Mad, Update};
 use freeflow_engine::{GroupChange, HostId, Path, Source, SourceBody, Token, TransmitOutcome, VnicId, management_head};
-use freeflow_protocol::peer::{FEATURE_FRAMES, FEATURE_SELECTIVE};
+use freeflow_protocol::peer::{FEATURE_FRAMES, FEATURE_RECORDS, FEATURE_SELECTIVE};
 use freeflow_verbs::{Gid, GlobalRoute, Instant, NetworkId, Psn, Qpn};
 
 /// Changes of one QP that follow on each other are one, unless they concern two hosts: a QP that is brought to RTR
@@ -73,7 +73,8 @@ impl Worker {
             Update::HostUp { host, address, icrc, epoch: _, agreed } => {
                 let frames = agreed.features & FEATURE_FRAMES != 0;
                 if fabric.set_host(host, address, (icrc, frames), None) {
-                    fabric.set_selective(host, frames && agreed.features & FEATURE_SELECTIVE != 0);
+                    let both = |feature| frames && agreed.features & feature != 0;
+                    fabric.set_features(host, both(FEATURE_SELECTIVE), both(FEATURE_RECORDS));
                     if frames {
                         fabric.peers.frames(host, fabric.own_frame_bytes(host));
                     }

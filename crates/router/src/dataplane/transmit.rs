@@ -182,6 +182,46 @@ impl Ports {
         outcome
     }
 
+    /// Payload of [`Fabric::transmit_records`](freeflow_engine::Fabric::transmit_records) is copied at once, or not at
+    /// all.
+    pub(crate) fn start_records(&mut self, to: &Destination, head: &[u8], payload: Source<'_>) -> TransmitOutcome {
+        let Some(udp) = self.fabric.udp.as_deref_mut() else { return TransmitOutcome::Sent };
+        let peer = PeerIndex(to.host.0);
+        if !udp.has_room(peer, to.flow) {
+            self.fabric.blocked = true;
+            return TransmitOutcome::Full;
+        }
+        let (spans, inline) = match payload.body {
+            SourceBody::Bytes(bytes) => (&[][..], bytes),
+            SourceBody::Spans(spans) => (spans, &[][..]),
+        };
+        if self.blocks.is_alert(self.now) && !spans.is_empty() {
+            return TransmitOutcome::Fault;
+        }
+        let bytes = inline.len() + spans.iter().map(|span| span.length as usize).sum::<usize>();
+        let Some(udp) = self.fabric.udp.as_deref_mut() else { return TransmitOutcome::Sent };
+        let Some(place) = udp.reserve_frame(peer, to.flow, to.traffic_class, head.len() + bytes) else {
+            return if udp.peer(peer).is_none() { TransmitOutcome::Sent } else { TransmitOutcome::Full };
+        };
+        let (before, mut rest) = place.split_at_mut(head.len());
+        before.copy_from_slice(head);
+        rest[..inline.len()].copy_from_slice(inline);
+        for span in spans {
+            let (part, later) = rest.split_at_mut(span.length as usize);
+            rest = later;
+            let Some(Payload::Piece(segment, offset)) = whole(&self.sessions, span) else {
+                udp.abandon();
+                return TransmitOutcome::Fault;
+            };
+            if segment.read(offset, part).is_err() || segment.poisoned() {
+                udp.abandon();
+                return TransmitOutcome::Fault;
+            }
+        }
+        udp.commit();
+        TransmitOutcome::Sent
+    }
+
     /// How the copier has to read it; none if all of it is shared memory that is there, or void.
     fn sessions_reach(&self, spans: &[Span]) -> Result<Option<Way>, Gone> {
         let (mut walk, mut way) = (Walk::new(&self.sessions, spans), None);

@@ -30,7 +30,7 @@ use crate::admission::access::VnicIdentity;
 use crate::admission::address_map::AddressMap;
 use freeflow_engine::{HostId, PeerInfo};
 use freeflow_protocol::admin::PeerCounters;
-use freeflow_protocol::peer::{FEATURE_FRAMES, FEATURE_SELECTIVE, PEER_PROTOCOL, PeerMessage, QpInfo};
+use freeflow_protocol::peer::{FEATURE_FRAMES, FEATURE_RECORDS, FEATURE_SELECTIVE, PEER_PROTOCOL, PeerMessage, QpInfo};
 use freeflow_protocol::version::{Disagreement, Offer};
 use freeflow_verbs::{Duration, Gid, Instant, NetworkId, Qpn};
 use std::collections::{BTreeMap, VecDeque};
@@ -366,7 +366,7 @@ impl State {
 
     /// Versions and features that this host speaks, as its peers file has it.
     fn offer(&self) -> Offer {
-        let without = if self.file.frames { 0 } else { FEATURE_FRAMES | FEATURE_SELECTIVE };
+        let without = if self.file.frames { 0 } else { FEATURE_FRAMES | FEATURE_SELECTIVE | FEATURE_RECORDS };
         Offer { features: PEER_PROTOCOL.features & !without, ..PEER_PROTOCOL }
     }
 

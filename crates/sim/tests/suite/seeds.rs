@@ -123,6 +123,23 @@ fn selective_repeat_breaks_nothing() {
     assert!(reports > 10 * count() && completions > 50 * count(), "{reports} of {completions}");
 }
 
+/// Many short messages at once go out as records of one frame, on lines with many accidents, to hosts with and without
+/// selective repeat.
+#[test]
+fn records_break_nothing() {
+    let (mut failures, mut records, mut completions) = (Vec::new(), 0, 0);
+    for seed in 0..count() / 2 {
+        let report = run_plan(Plan::with_crowds(first() + seed), false);
+        records += report.records;
+        completions += report.completions;
+        if !report.wrongs.is_empty() {
+            failures.push(failure(&report));
+        }
+    }
+    assert!(failures.is_empty(), "{} failed:\n{}", failures.len(), failures[..failures.len().min(3)].join("\n"));
+    assert!(records > 20 * count() && completions > 100 * count(), "{records} of {completions}");
+}
+
 /// Messages of RC QPs go by a carrier now and by the wire then, the way changes in the middle of
 /// traffic, and lanes break: nothing else changes.
 #[test]
@@ -163,10 +180,11 @@ fn a_carrier_that_lies_is_found_out() {
 fn snapshots_change_nothing() {
     for seed in 0..120 {
         let with = |restores| {
-            let mut plan = match seed % 4 {
+            let mut plan = match seed % 5 {
                 0 => Plan::new(seed),
                 1 => Plan::with_carrier(seed),
                 2 => Plan::with_repairs(seed),
+                3 => Plan::with_crowds(seed),
                 _ => Plan::with_dialogues(seed),
             };
             plan.host_model.restores = restores;

@@ -318,6 +318,28 @@ impl Fabric for World {
         TransmitOutcome::Sent
     }
 
+    fn transmit_records(&mut self, to: &Destination, head: &[u8], payload: Source<'_>) -> TransmitOutcome {
+        let (mut bytes, spans) = match payload.body {
+            SourceBody::Spans(spans) => (head.to_vec(), spans),
+            SourceBody::Bytes(bytes) => ([head, bytes].concat(), &[][..]),
+        };
+        if spans.iter().any(|span| self.gone.contains(&span.session)) {
+            return TransmitOutcome::Fault;
+        }
+        if self.transmit_room == Some(0) {
+            return TransmitOutcome::Full;
+        }
+        if !spans.is_empty() && self.puts_off() {
+            return TransmitOutcome::Fault;
+        }
+        if let Some(room) = &mut self.transmit_room {
+            *room -= 1;
+        }
+        bytes.extend(self.read_spans(spans));
+        self.sent.push_back(Sent { to: *to, bytes });
+        TransmitOutcome::Sent
+    }
+
     fn identity_changed(&mut self, qpn: Qpn, peer: Option<HostId>) {
         self.changed.push((qpn, peer));
     }

@@ -26,7 +26,9 @@ pub fn peer_gid() -> Gid {
 }
 
 pub fn destination() -> Destination {
-    Destination { host: HOST, flow: 3, traffic_class: 0, hop_limit: 64, mtu: 4096, frame_bytes: 0, selective: false }
+    let (traffic_class, hop_limit, mtu) = (0, 64, 4096);
+    let (frame_bytes, selective, records) = (0, false, false);
+    Destination { host: HOST, flow: 3, traffic_class, hop_limit, mtu, frame_bytes, selective, records }
 }
 
 impl Link {
@@ -224,7 +226,7 @@ impl Link {
         self.net.work();
         let sent = std::mem::take(&mut self.net.world.sent);
         let parse = |sent: Sent| {
-            assert_eq!(Destination { frame_bytes: 0, selective: false, ..sent.to }, destination());
+            assert_eq!(Destination { frame_bytes: 0, selective: false, records: false, ..sent.to }, destination());
             let (header, payload) = Header::parse(&sent.bytes).unwrap();
             assert_eq!((header.dest_qpn, header.opcode.service()), (PEER_QPN, self.service));
             assert!(sent.bytes.len().is_multiple_of(4) || header.frame.is_some());

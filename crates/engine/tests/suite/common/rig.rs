@@ -1,7 +1,8 @@
 //! A requester of this host, and the script of its peer on another one: what goes out, and what comes back.
 use super::peer::{HOST, PEER_QPN, destination, peer_gid};
 use super::*;
-use freeflow_wire::frame::Frame;
+use freeflow_wire::frame::{FRAME_HEADER_BYTES, Frame, is_intact};
+use freeflow_wire::records::{Records, is_records};
 use freeflow_wire::{
     Aeth, Header, Kept, MASK_24, NakCode, Opcode, Operation as O, PacketPosition as P, Service, Syndrome as Aeths,
     psn_add,
@@ -40,6 +41,14 @@ impl Rig {
     pub fn selective(frame_bytes: u16, rts: QpAttributes) -> Self {
         let to = Destination { frame_bytes, selective: true, ..destination() };
         let mut rig = Self::on_path(QpType::Rc, PathMtu::Mtu256, rts, to);
+        rig.introduce();
+        rig
+    }
+
+    /// With frames of so much payload, that may have several messages.
+    pub fn with_records(frame_bytes: u16) -> Self {
+        let to = Destination { frame_bytes, records: true, ..destination() };
+        let mut rig = Self::on_path(QpType::Rc, PathMtu::Mtu256, attributes(), to);
         rig.introduce();
         rig
     }
@@ -114,13 +123,24 @@ impl Rig {
 
     // ---- packets that went out
 
+    /// Messages of a frame of records as if each had a frame of its own.
     pub fn out(&mut self) -> Vec<(Header, Vec<u8>)> {
+        self.datagrams().concat()
+    }
+
+    /// The same, datagram by datagram.
+    pub fn datagrams(&mut self) -> Vec<Vec<(Header, Vec<u8>)>> {
         let service = self.service;
         let parse = |sent: Sent| {
-            assert_eq!(Destination { frame_bytes: 0, selective: false, ..sent.to }, destination());
+            assert_eq!(Destination { frame_bytes: 0, selective: false, records: false, ..sent.to }, destination());
+            if is_records(&sent.bytes) {
+                assert!(is_intact(&sent.bytes) && sent.to.records);
+                assert!(sent.bytes.len() <= FRAME_HEADER_BYTES + usize::from(sent.to.frame_bytes));
+                return unpack(&sent.bytes);
+            }
             let (header, payload) = Header::parse(&sent.bytes).unwrap();
             assert_eq!((header.dest_qpn, header.opcode.service()), (PEER_QPN, service));
-            (header, payload.to_vec())
+            vec![(header, payload.to_vec())]
         };
         self.net.world.sent.drain(..).map(parse).collect()
     }
@@ -229,6 +249,16 @@ impl Rig {
         }
         self.net.now = until;
     }
+}
+
+/// The messages of a frame of records.
+pub fn unpack(bytes: &[u8]) -> Vec<(Header, Vec<u8>)> {
+    let (whole, mut left) = (Records::parse(bytes).unwrap(), Records::parse(bytes).unwrap());
+    let mut messages = Vec::new();
+    while let (psn, Some((record, payload))) = (left.psn, left.next()) {
+        messages.push((whole.header(psn, &record), payload.to_vec()));
+    }
+    messages
 }
 
 pub const FLUSHED: CompletionStatus = CompletionStatus::WorkRequestFlushed;
