@@ -9,7 +9,7 @@ import time
 import pytest
 
 import harness
-from harness import need, perftest, pingpong, statuses, wire
+from harness import cm, need, perftest, pingpong, statuses, wire
 from harness.cases import selected
 
 
@@ -123,6 +123,28 @@ def test_random_requests(server, client, before, options):
 @pytest.mark.parametrize("words", [" ".join(words) for words in matrix()])
 def test_perftest(lab, server, client, before, words):
     perftest.one(server, client, wire.patient(words.split()), lab.directory)
+
+
+def test_short_messages_share_frames(lab, server, client, before):
+    """WRITEs that are posted together travel as records of one frame, which the dissector reads."""
+    harness.require_commands("tshark")
+    packets = lab.directory / "records.pcapng"
+    capture = harness.Running(lab.host(1).command("capture", "-s", "60", "-w", packets))
+    try:
+        cm.wait_until(lambda: packets.exists() and packets.stat().st_size > 0, "the capture does not begin")
+        words = ["ib_write_bw", "-F", "-s", "64", "-n", "6400", "-l", "16", "-Q", "16", "-t", "128"]
+        perftest.one(server, client, wire.patient(words), lab.directory)
+        capture.terminate()
+        capture.wait(20)
+    finally:
+        capture.kill()
+    dissector = harness.settings.ROOT / "packaging" / "wireshark" / "freeflow.lua"
+    fields = ["freeflow.records", "freeflow.crc_good", "freeflow.record_length"]
+    found = harness.run(["tshark", "-X", f"lua_script:{dissector}", "-r", packets, "-Y", "freeflow.records", "-T",
+                            "fields", *(word for field in fields for word in ("-e", field))])
+    frames = [line.split("\t") for line in found.splitlines() if line.count("\t") == 2]  # not tshark's warnings
+    need(frames and all(good == "1" for _, good, _ in frames), f"no frame of records, or damaged ones:\n{found[:2000]}")
+    need(all(lengths == ",".join(["64"] * int(count)) for count, _, lengths in frames), f"other messages:\n{found[:2000]}")
 
 
 def test_perftest_to_a_group(lab, server, client, before):
