@@ -102,6 +102,15 @@ pub const fn fixed_bytes() -> usize {
     HEADS_AT + CRC_BYTES
 }
 
+/// Messages that a packet has, by its own word, which nobody has checked: 1, if it is no frame of records.
+#[inline]
+pub fn message_count(packet: &[u8]) -> usize {
+    match is_records(packet) {
+        true => packet.get(COUNT_AT).map_or(1, |&count| usize::from(count).clamp(1, RECORDS_MAX)),
+        false => 1,
+    }
+}
+
 impl Record {
     fn read(reader: &mut Reader<'_>) -> Result<Self, Malformed> {
         let (byte, zero, length) = (reader.u8(), reader.u8(), reader.u16());
@@ -156,7 +165,7 @@ impl<'a> Records<'a> {
             payload,
         };
         let (mut reader, mut messages, mut bytes) = (Reader { bytes: heads, short: false }, 0, 0);
-        while !reader.bytes.is_empty() {
+        while !reader.bytes.is_empty() && messages <= RECORDS_MAX {
             bytes += usize::from(Record::read(&mut reader)?.length);
             messages += 1;
         }
@@ -277,6 +286,17 @@ mod tests {
             packet.extend(vec![at as u8; record.length.into()]);
         }
         packet
+    }
+
+    #[test]
+    fn messages_are_counted_before_anything_is_checked() {
+        let mut bytes = packet(&all());
+        assert_eq!(message_count(&bytes), all().len());
+        for (says, counts) in [(0, 1), (32, 32), (33, 32), (255, 32)] {
+            bytes[COUNT_AT] = says;
+            assert_eq!(message_count(&bytes), counts);
+        }
+        assert_eq!((message_count(&bytes[..COUNT_AT]), message_count(&[0x64; 100]), message_count(&[])), (1, 1, 1));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! READ responses that are missing still go back to the oldest packet, which forgets all that reports said.
 use crate::QpId;
 use crate::completer::Completer;
+use crate::transport::wire::record_room;
 use freeflow_verbs::Instant;
 use freeflow_wire::Header;
 use freeflow_wire::Kept;
@@ -13,6 +14,8 @@ impl Completer {
     /// All before `header.psn` has arrived, that one is missing, and some behind it are kept.
     pub(crate) fn handle_report(&mut self, now: Instant, id: QpId, header: &Header) {
         let kept = Kept::from_fields(&header.reth);
+        let qp = self.qp(id);
+        let records = record_room(qp.service, &self.wire(id).destination).is_some();
         let requester = self.sender(id);
         if requester.not_ready {
             return;
@@ -21,7 +24,7 @@ impl Completer {
             return self.go_back_for_loss(now, id);
         }
         let round_trip_ns = requester.congestion.smoothed_rtt_ns();
-        requester.repair.hear(now, &requester.window, (header.psn, kept), round_trip_ns);
+        requester.repair.hear(now, &requester.window, (header.psn, kept), round_trip_ns, records);
         self.repair(now, id);
         if !self.sender(id).repair.is_empty() && self.timers.armed(id).is_some() {
             self.arm(id);

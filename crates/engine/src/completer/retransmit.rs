@@ -118,6 +118,7 @@ impl Completer {
         requester.stuck = None;
         requester.clock.probed = None;
         requester.repair.clear();
+        requester.alone_until = None;
         requester.held = false;
         self.sync_host(id);
         self.push_ready(id);

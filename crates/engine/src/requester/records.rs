@@ -14,8 +14,8 @@ use crate::turn::{Budget, Turn};
 use crate::{Environment, Progress, QpId, Source, SourceBody, Span, TransmitOutcome};
 use alloc::vec::Vec;
 use freeflow_verbs::{Access, Instant};
-use freeflow_wire::psn_add;
 use freeflow_wire::records::{RECORDS_MAX, RecordsWriter};
+use freeflow_wire::{psn_add, psn_ahead};
 
 impl Requester {
     /// Takes the messages that are posted behind short ones which are about to go out, as many as go out with them.
@@ -35,12 +35,18 @@ impl Requester {
     }
 
     /// The messages that may go out with this one, if there are any.
-    pub(crate) fn plan_records(&self, id: QpId, burst: &Burst, budget: &Budget) -> Option<RecordRun> {
+    pub(crate) fn plan_records(&mut self, id: QpId, burst: &Burst, budget: &Budget) -> Option<RecordRun> {
+        let alone_until = &mut self.responder.completer.sender(id).alone_until;
+        alone_until.take_if(|until| psn_ahead(burst.psn, *until) >= 0);
+        if alone_until.is_some() {
+            return None;
+        }
         let qp = self.qp(id);
         let wire = qp.wire.as_ref()?;
         let room_bytes = record_room(qp.service, &wire.destination)?;
         let requester = &wire.requester;
-        let window_bytes = requester.congestion.window_bytes() + requester.repair.kept_bytes();
+        let kept_bytes = requester.repair.kept_bytes().min(requester.window.in_flight_bytes());
+        let window_bytes = requester.congestion.window_bytes() + kept_bytes;
         requester.window.plan_records(burst, &RunLimits { room_bytes, window_bytes, budget_bytes: budget.bytes })
     }
 
@@ -53,10 +59,15 @@ impl Requester {
         run: &RecordRun,
         budget: &mut Budget,
     ) -> Option<Turn> {
-        match self.transmit_records(env, id, run)? {
-            TransmitOutcome::Full => return Some(Turn::Stop(Progress::More)),
-            TransmitOutcome::Sent => {}
-            TransmitOutcome::Pending | TransmitOutcome::Fault => return None,
+        match self.transmit_records(env, id, run) {
+            Some(TransmitOutcome::Full) => return Some(Turn::Stop(Progress::More)),
+            Some(TransmitOutcome::Sent) => {}
+            Some(TransmitOutcome::Pending | TransmitOutcome::Fault) | None => {
+                // Each by itself, and none of them is tried together with others again.
+                let until = psn_add(run.psn, run.count);
+                self.responder.completer.sender(id).alone_until = Some(until);
+                return None;
+            }
         }
         budget.bytes = budget.bytes.saturating_sub(run.cost_bytes);
         let window = &self.wire(id).requester.window;

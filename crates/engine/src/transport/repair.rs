@@ -11,7 +11,8 @@ use crate::transport::window::SendWindow;
 use alloc::collections::VecDeque;
 use freeflow_verbs::{Duration, Instant};
 use freeflow_wire::Kept;
-use freeflow_wire::psn_ahead;
+use freeflow_wire::records::RECORDS_MAX;
+use freeflow_wire::{psn_add, psn_ahead};
 use serde::{Deserialize, Serialize};
 
 /// Round trip that is assumed until one was measured, and the least.
@@ -46,6 +47,30 @@ struct Hole {
     repeated: Option<Instant>,
     /// It shall go out again.
     is_due: bool,
+    /// It may have gone out with its neighbours, and got lost with them.
+    is_record: bool,
+}
+
+/// Counts frames that were lost, by their holes in order: records in a row may have been one frame.
+#[derive(Default)]
+struct Losses {
+    count: u32,
+    /// The last record, and how many there are in its row.
+    row: Option<(u32, usize)>,
+}
+
+impl Losses {
+    fn note(&mut self, hole: &Hole) {
+        self.row = match self.row {
+            Some((last, records)) if hole.is_record && hole.psn == psn_add(last, 1) && records < RECORDS_MAX => {
+                Some((hole.psn, records + 1))
+            }
+            _ => {
+                self.count += 1;
+                hole.is_record.then_some((hole.psn, 1))
+            }
+        };
+    }
 }
 
 fn round_trip(smoothed_ns: u64) -> u64 {
@@ -72,24 +97,33 @@ impl Repair {
 
     /// A report: `first` is missing, and these are kept behind it. A hole that has gone out again, and is named more
     /// than a round trip later, was lost again.
-    pub fn hear(&mut self, now: Instant, window: &SendWindow, (first, kept): (u32, Kept), smoothed_ns: u64) {
+    /// `records`: short messages go out together.
+    pub fn hear(
+        &mut self,
+        now: Instant,
+        window: &SendWindow,
+        (first, kept): (u32, Kept),
+        smoothed_ns: u64,
+        records: bool,
+    ) {
         let again = Duration(round_trip(smoothed_ns) / 4 * 5);
         let mut before = core::mem::take(&mut self.holes);
-        let (mut holes, mut lost) = (VecDeque::new(), 0);
-        self.kept_bytes = window.look_behind(first, kept, |psn| {
+        let (mut holes, mut lost) = (VecDeque::new(), Losses::default());
+        self.kept_bytes = window.look_behind(first, kept, |psn, may_be_record| {
             while let Some(hole) = before.pop_front_if(|hole| psn_ahead(hole.psn, psn) < 0) {
                 self.note_filled(now, &hole, smoothed_ns);
             }
             let known = before.pop_front_if(|hole| hole.psn == psn);
-            let mut hole = known.unwrap_or(Hole { psn, since: now, repeated: None, is_due: false });
+            let is_record = records && may_be_record;
+            let mut hole = known.unwrap_or(Hole { psn, since: now, repeated: None, is_due: false, is_record });
             if !hole.is_due && hole.repeated.is_some_and(|at| at + again <= now) {
                 hole.is_due = true;
-                lost += 1;
+                lost.note(&hole);
             }
             holes.push_back(hole);
         });
         self.holes = holes;
-        self.lost += lost;
+        self.lost += lost.count;
     }
 
     fn note_filled(&mut self, now: Instant, hole: &Hole, smoothed_ns: u64) {
@@ -105,14 +139,14 @@ impl Repair {
 
     /// Holes that are late for too long shall go out again. Gives how many became due since the last time.
     pub fn ripen(&mut self, now: Instant, smoothed_ns: u64) -> u32 {
-        let late = self.tolerance(smoothed_ns);
+        let (late, mut lost) = (self.tolerance(smoothed_ns), Losses::default());
         for hole in &mut self.holes {
             if !hole.is_due && hole.repeated.is_none() && hole.since + late <= now {
                 hole.is_due = true;
-                self.lost += 1;
+                lost.note(hole);
             }
         }
-        core::mem::take(&mut self.lost)
+        core::mem::take(&mut self.lost) + lost.count
     }
 
     /// When the next one will be late for too long.
@@ -148,5 +182,28 @@ impl Repair {
     pub fn clear(&mut self) {
         self.holes.clear();
         (self.kept_bytes, self.lost) = (0, 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_in_a_row_are_one_loss() {
+        let lost = |holes: &[(u32, bool)]| {
+            let mut losses = Losses::default();
+            for &(psn, is_record) in holes {
+                let (since, repeated, is_due) = (Instant(1), None, true);
+                losses.note(&Hole { psn, since, repeated, is_due, is_record });
+            }
+            losses.count
+        };
+        let row = |psns: core::ops::Range<u32>| psns.map(|psn| (psn_add(psn, 0), true)).collect::<alloc::vec::Vec<_>>();
+        assert_eq!(lost(&row(5..5 + RECORDS_MAX as u32)), 1);
+        assert_eq!(lost(&row(5..6 + RECORDS_MAX as u32)), 2, "more than a frame has");
+        assert_eq!(lost(&row(0xff_fff0..0x100_0000 + 8)), 1, "over the end of the PSNs");
+        assert_eq!(lost(&[(1, true), (2, true), (4, true)]), 2, "a row ends");
+        assert_eq!(lost(&[(1, false), (2, false), (3, true), (4, false), (5, true), (6, true)]), 5);
     }
 }

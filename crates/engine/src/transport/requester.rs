@@ -46,6 +46,8 @@ pub(crate) struct WireRequester {
     pub(crate) went_back: Option<(u32, Instant)>,
     /// Packets that are missing at the peer while later ones are there.
     pub(crate) repair: Repair,
+    /// Messages before this PSN go out by themselves: together with others they could not.
+    pub(crate) alone_until: Option<u32>,
     /// Room for the headers of a burst.
     #[serde(skip)]
     pub heads: Vec<PacketHead>,
@@ -104,6 +106,7 @@ impl WireRequester {
             went_back: None,
             inline: Vec::new(),
             repair: Repair::new(),
+            alone_until: None,
             heads: Vec::new(),
         }
     }

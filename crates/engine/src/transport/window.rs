@@ -350,9 +350,9 @@ impl SendWindow {
     }
 
     /// Applies a report of the peer to the packets on the way: calls `missing` for each that is missing before one that
-    /// is kept, in their order (of a piece of a READ for its first PSN). Gives the charge of those that are kept and
+    /// is kept, in their order (of a piece of a READ for its first PSN), with whether it may be a record. Gives the charge of those that are kept and
     /// have left the network; answers are still to come.
-    pub fn look_behind(&self, first: u32, kept: Kept, mut missing: impl FnMut(u32)) -> u64 {
+    pub fn look_behind(&self, first: u32, kept: Kept, mut missing: impl FnMut(u32, bool)) -> u64 {
         let (mut kept_bytes, mut place, mut step) = (0, 0, 0);
         while first == self.oldest && step <= kept.last() && step < self.on_the_way() {
             let psn = psn_add(first, step);
@@ -364,7 +364,9 @@ impl SendWindow {
             match kept.has(step) {
                 true if needs_answer(message.request.opcode) => {}
                 true => kept_bytes += message.charge(distance(psn, message.first_psn), packets, self.mtu),
-                false => missing(psn),
+                false => {
+                    missing(psn, message.packets == 1 && record_bytes(message.request.opcode, message.length).is_some())
+                }
             }
             step += packets;
         }
@@ -739,7 +741,7 @@ mod tests {
     fn check_repeats(window: &SendWindow) {
         for kept in [0, 1, 1 << 127, 0x5a5a << 112 | 0xf0f3, u128::MAX << 3].map(Kept) {
             let (mut holes, mut charge) = (Vec::new(), 0);
-            let kept_bytes = window.look_behind(window.oldest, kept, |psn| holes.push(psn));
+            let kept_bytes = window.look_behind(window.oldest, kept, |psn, _| holes.push(psn));
             let mut before = None;
             for psn in holes {
                 let at = distance(psn, window.oldest);

@@ -195,7 +195,7 @@ impl Ports {
             SourceBody::Bytes(bytes) => (&[][..], bytes),
             SourceBody::Spans(spans) => (spans, &[][..]),
         };
-        if self.blocks.is_alert(self.now) && !spans.is_empty() {
+        if self.blocks.is_alert(self.now) && !spans.is_empty() && self.avoids_spans(spans) {
             return TransmitOutcome::Fault;
         }
         let bytes = inline.len() + spans.iter().map(|span| span.length as usize).sum::<usize>();

@@ -10,12 +10,15 @@ use crate::peering::PeersHandle;
 use freeflow_backend::Udp;
 use freeflow_engine::{HostId, IpInfo};
 use freeflow_verbs::{Duration, Instant};
+use freeflow_wire::records::message_count;
 use std::io;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Packets taken in one turn, about: then others have theirs, and what is acknowledged goes out. A quarter of a window
 /// of 4 KiB packets, so that a sender with a whole window on the way never stands still.
 const TURN_PACKETS_MAX: usize = 64;
+/// The same of messages, of which a frame may have several ([`freeflow_wire::records`]).
+const TURN_MESSAGES_MAX: usize = 256;
 /// Fetched bursts that are sent in one turn.
 const TURN_BURSTS_MAX: usize = 256;
 /// Packets went either way not longer ago than this.
@@ -86,8 +89,9 @@ impl Worker {
             return false;
         }
         self.ports.fabric.looked_at = now;
-        let mut packets = 0;
+        let (mut packets, mut messages) = (0, 0);
         while packets < TURN_PACKETS_MAX
+            && messages < TURN_MESSAGES_MAX
             && let Some(udp) = &mut self.ports.fabric.udp
             && let Some(mut datagram) = udp.next_datagram()
         {
@@ -101,6 +105,7 @@ impl Worker {
                     hop_limit: received.hop_limit,
                     congestion: received.congestion_experienced,
                 };
+                messages += message_count(received.packet);
                 self.engine.handle_datagram(&mut self.ports, now, HostId(received.from.0), &ip, received.packet);
             }
             if let Some(udp) = &mut self.ports.fabric.udp {
