@@ -28,6 +28,7 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs, clippy::missing_errors_doc)]
 
+extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
@@ -38,11 +39,14 @@ pub mod icrc;
 mod kept;
 mod opcode;
 pub mod records;
+mod replay;
+pub mod sealed;
 mod syndrome;
 
 pub use header::{Aeth, AtomicEth, Deth, Header, HeaderBytes, Malformed, Reth};
 pub use kept::Kept;
 pub use opcode::{Opcode, Operation, PacketPosition, ReservedOpcode, Service};
+pub use replay::{REPLAY_WINDOW, ReplayWindow};
 pub use syndrome::{NakCode, Syndrome};
 
 /// UDP destination port of RoCEv2 (IANA).
