@@ -11,11 +11,14 @@
 //! taken from whoever named it, no batch refers to any: [`crate::Udp::flush`] sends them, or copies what a full socket
 //! does not take.
 use crate::peers::Entry;
+use crate::seal::SendKey;
 use crate::sys;
 use freeflow_shm::Segment;
 use freeflow_wire::ICRC_BYTES;
 use freeflow_wire::frame::{is_frame, protected_bytes};
 use freeflow_wire::icrc::{Flow, Prefix};
+use freeflow_wire::sealed::{SEAL_BYTES, SEAL_HEADER_BYTES};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Batches being filled or waiting for room in a socket.
@@ -58,6 +61,8 @@ pub(crate) struct Batch {
     pub key: Key,
     pub traffic_class: u8,
     closed: bool,
+    /// So is each packet in it.
+    pub sealed: bool,
     icrc: bool,
     flow: Flow,
     /// Of the packets' ICRCs, for the length of the last one.
@@ -76,12 +81,20 @@ pub(crate) struct Pending {
     pub bytes: usize,
     /// Behind the packet comes an ICRC; not so a frame.
     pub icrc: bool,
+    /// Around all of it comes a seal.
+    pub sealed: bool,
 }
 
 impl Pending {
     /// Bytes that it takes in a batch.
     pub fn length(&self) -> usize {
-        self.bytes + if self.icrc { ICRC_BYTES } else { 0 }
+        self.bytes + if self.icrc { ICRC_BYTES } else { 0 } + if self.sealed { SEAL_BYTES } else { 0 }
+    }
+
+    /// Where it lies among these.
+    fn range(&self) -> Range<usize> {
+        let begin = if self.sealed { SEAL_HEADER_BYTES } else { 0 };
+        begin..begin + self.bytes
     }
 }
 
@@ -105,11 +118,13 @@ impl Batch {
 
     /// Adds the packet that was written behind the last one. The kernel gives segment i of a batch the
     /// identification i (it counts from the 0 of an unconnected socket with "don't fragment"). `flip`: a bit to spoil.
-    pub fn seal(&mut self, pending: Pending, flip: Option<u32>) {
+    /// `key`: of a sealed packet.
+    pub fn seal(&mut self, pending: Pending, flip: Option<u32>, key: Option<&mut SendKey>) {
         let (bytes, length) = (pending.bytes, pending.length());
         let packet = &mut self.buffer[self.filled..self.filled + length];
         if pending.icrc {
-            let (body, icrc) = packet.split_at_mut(bytes);
+            let (body, icrc) = packet[pending.range().start..].split_at_mut(bytes);
+            let icrc = &mut icrc[..ICRC_BYTES];
             let mut value = 0;
             if self.icrc {
                 if self.prefix.packet_bytes() != bytes {
@@ -119,9 +134,12 @@ impl Batch {
             }
             icrc.copy_from_slice(&value.to_le_bytes());
         }
+        if let Some(key) = key {
+            key.seal(packet);
+        }
         if let Some(flip) = flip {
             // Behind a frame's headers a wrong bit is for the UDP checksum, which the kernel has yet to compute.
-            let within = if pending.icrc { packet.len() } else { protected_bytes(packet) };
+            let within = if pending.icrc || pending.sealed { packet.len() } else { protected_bytes(packet) };
             let bit = flip as usize % (within * 8);
             // The ICRC does not cover byte 4 of the BTH (FECN, BECN): that would go unnoticed.
             let byte = if bit / 8 == 4 { 5 } else { bit / 8 };
@@ -133,6 +151,19 @@ impl Batch {
         }
         self.filled += length;
         self.note_packet(length);
+    }
+
+    /// Of a sealed packet that was written: its ICRC is 0.
+    pub fn clear_icrc(&mut self, pending: Pending) {
+        if pending.icrc {
+            self.buffer[self.filled + pending.range().end..][..ICRC_BYTES].fill(0);
+        }
+    }
+
+    /// All that a packet seals, between header and tag.
+    pub fn text(&self, pending: Pending) -> &[u8] {
+        let icrc_bytes = if pending.icrc { ICRC_BYTES } else { 0 };
+        &self.buffer[self.filled + pending.range().start..][..pending.bytes + icrc_bytes]
     }
 
     fn note_packet(&mut self, length: usize) {
@@ -162,6 +193,9 @@ impl Batch {
     /// Adds a frame: its headers, and the payload that `bytes` bytes at `offset` of a segment are when the batch is
     /// sent. False: they are not inside.
     pub fn refer(&mut self, head: &[u8], segment: &Arc<Segment>, offset: usize, bytes: usize) -> bool {
+        if self.sealed {
+            return false;
+        }
         let Some(payload) = sys::Part::of_segment(segment, offset, bytes) else { return false };
         if !self.refers() && self.filled > 0 {
             self.parts.push(sys::Part::of(&self.buffer[..self.filled]));
@@ -288,6 +322,7 @@ impl Outbox {
             key,
             traffic_class: 0,
             closed: true,
+            sealed: false,
             icrc: true,
             flow,
             prefix: flow.prefix(0),
@@ -345,6 +380,7 @@ impl Outbox {
         batch.key = key;
         batch.traffic_class = traffic_class;
         batch.closed = false;
+        batch.sealed = entry.peer.sealed;
         batch.icrc = entry.peer.icrc;
         batch.flow = Flow { addresses: entry.outward, source_port: port };
         batch.prefix = batch.flow.prefix(length.saturating_sub(ICRC_BYTES));
@@ -357,7 +393,7 @@ impl Outbox {
     /// The place for a packet of `bytes` behind those in the batch.
     pub fn place(&mut self, pending: Pending) -> &mut [u8] {
         let batch = &mut self.batches[pending.slot];
-        &mut batch.buffer[batch.filled..batch.filled + pending.bytes]
+        &mut batch.buffer[batch.filled..][pending.range()]
     }
 
     /// The first batch of the queue that refers to payload.
@@ -377,6 +413,12 @@ impl Outbox {
     /// Nothing goes in any more.
     pub fn close(&mut self, slot: Slot) {
         self.batches[slot].closed = true;
+    }
+
+    /// The first batch to a peer whose packets are not sealed.
+    pub fn plain_of(&self, peer: u32) -> Option<Slot> {
+        let is_it = |&slot: &Slot| self.batches[slot].key.peer == peer && !self.batches[slot].sealed;
+        self.queue.iter().copied().find(is_it)
     }
 
     /// Closes all open batches to a peer: what is in them still goes where it was to go.
@@ -413,8 +455,9 @@ mod tests {
 
     fn peers() -> Peers {
         let (local, address) = ([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
-        let peer =
-            Peer { address, local, icrc: true, external: false, path_mtu_bytes: 4096, frames: true, frame_bytes: 4096 };
+        let (path_mtu_bytes, frame_bytes) = (4096, 4096);
+        let (icrc, frames) = (true, true);
+        let peer = Peer { address, local, icrc, external: false, path_mtu_bytes, frames, frame_bytes, sealed: false };
         let mut peers = Peers::default();
         assert!(peers.set(PeerIndex(0), peer, 0, true));
         peers
@@ -426,9 +469,9 @@ mod tests {
         let slot = outbox.open(KEY, 0, lengths[0] + ICRC_BYTES, entry, 0xc000).expect("free");
         for (number, &bytes) in lengths.iter().enumerate() {
             assert_eq!(outbox.find(KEY, 0, bytes + ICRC_BYTES), Some((slot, true)));
-            let pending = Pending { slot, bytes, icrc: true };
+            let pending = Pending { slot, bytes, icrc: true, sealed: false };
             outbox.place(pending).fill(number as u8);
-            outbox.batch_mut(slot).seal(pending, None);
+            outbox.batch_mut(slot).seal(pending, None, None);
         }
         slot
     }

@@ -17,6 +17,14 @@ pub struct WireCounters {
     pub bad_icrc: u64,
     /// Dropped: a frame of a peer that none were agreed on with.
     pub unwanted_frames: u64,
+    /// Dropped: of a sealed peer, and not sealed.
+    pub unsealed: u64,
+    /// Dropped: sealed with a key that is not the peer's, or not any more; or of a peer that is not sealed.
+    pub unknown_key: u64,
+    /// Dropped: sealed, and taken before, or too far behind others to know.
+    pub replayed: u64,
+    /// Dropped: sealed by somebody who does not have the key, or damaged.
+    pub bad_tag: u64,
     /// Dropped: shorter than a BTH and an ICRC, or longer than the receive buffer.
     pub truncated: u64,
     /// Dropped: from an address that is no peer's.
@@ -28,6 +36,10 @@ pub struct WireCounters {
 
     /// Asked to send to an index without a peer.
     pub unknown_peer: u64,
+    /// Packets for a sealed peer that were dropped because there was no key to seal them with.
+    pub no_key: u64,
+    /// Keys that came into use to seal with.
+    pub keys_used: u64,
     /// A socket's send buffer was full; the packets were kept.
     pub send_blocked: u64,
     /// Packets dropped for one of the errors below.

@@ -4,20 +4,23 @@
 //! below: addresses and source ports, the ICRC, batches of segments (GSO) and their undoing (GRO), path MTU, counters,
 //! faults injected for tests, capture.
 //!
-//! Invariant: after [`Udp::open`] and outside of `set_…`, `remove_…`, error paths that re-read an MTU and a capture
-//! sink, nothing here allocates, locks or logs.
+//! Invariant: after [`Udp::open`] and outside of `set_…`, `remove_…`, changes of keys, error paths that re-read an MTU
+//! and a capture sink, nothing here allocates, locks or logs.
 //!
 //! Unsafe code is in `sys` only.
 #![deny(unsafe_code)]
 
 mod batch;
 mod capture;
+mod capturing;
 mod counters;
 mod faults;
 mod path;
 pub mod pcapng;
 mod peers;
 mod receive;
+mod seal;
+mod sealing;
 mod sys;
 mod udp;
 
@@ -28,4 +31,5 @@ pub use faults::{Faults, HELD_COUNT_MAX};
 pub use path::{frame_payload, path_mtu};
 pub use peers::{PEER_COUNT_MAX, Peer, PeerIndex};
 pub use receive::{Datagram, Received};
+pub use seal::{KEY_HELD_NS, KEY_PACKETS, KEY_TIME_NS, KeyOffer, SealSecret};
 pub use udp::{BURST_BYTES_MAX, PACKET_BYTES_MAX, REFERENCE_BYTES_MIN, Udp, UdpConfig};

@@ -1,7 +1,9 @@
 //! The table of hosts that packets go to and come from.
+use crate::seal::Seal;
 use crate::sys;
 use freeflow_wire::UDP_PORT;
 use freeflow_wire::icrc::Addresses;
+use freeflow_wire::sealed::SEAL_BYTES;
 use std::collections::HashMap;
 use std::net::IpAddr;
 
@@ -29,6 +31,8 @@ pub struct Peer {
     pub frames: bool,
     /// Payload of a whole frame to it; 0: none are sent. Lowered as `path_mtu_bytes` is.
     pub frame_bytes: u16,
+    /// All packets to and from it are [sealed](freeflow_wire::sealed).
+    pub sealed: bool,
 }
 
 pub(crate) struct Entry {
@@ -42,12 +46,28 @@ pub(crate) struct Entry {
     pub lane_base: u16,
     /// The kernel cuts batches on this route.
     pub gso: bool,
+    /// Of a sealed peer.
+    pub seal: Option<Box<Seal>>,
+}
+
+impl Entry {
+    /// By how much packets to it become longer.
+    #[inline]
+    pub fn seal_bytes(&self) -> usize {
+        if self.peer.sealed { SEAL_BYTES } else { 0 }
+    }
+
+    #[inline]
+    pub fn may_send(&self) -> bool {
+        !self.peer.sealed || self.seal.as_ref().is_some_and(|seal| seal.may_send())
+    }
 }
 
 #[derive(Default)]
 pub(crate) struct Peers {
     entries: Vec<Option<Box<Entry>>>,
     by_address: HashMap<IpAddr, PeerIndex>,
+    sealed: Vec<PeerIndex>,
     /// The last address asked for: packets come in runs.
     last: Option<(IpAddr, PeerIndex)>,
 }
@@ -74,13 +94,21 @@ impl Peers {
         if taken || index.0 >= PEER_COUNT_MAX {
             return false;
         }
+        // Its keys stay with it.
+        let before = self.get_mut(index).filter(|entry| peer.sealed && entry.peer.address == peer.address);
+        let seal = before.and_then(|entry| entry.seal.take()).or_else(|| peer.sealed.then(Box::default));
+        // The tag covers what the ICRC would.
+        let peer = Peer { icrc: peer.icrc && !peer.sealed, ..peer };
         self.remove(index);
+        if peer.sealed {
+            self.note_sealed(index);
+        }
         let place = index.0 as usize;
         if self.entries.len() <= place {
             self.entries.resize_with(place + 1, || None);
         }
         let to = sys::Address::new(peer.address, UDP_PORT);
-        self.entries[place] = Some(Box::new(Entry { peer, to, outward, inward, lane_base, gso }));
+        self.entries[place] = Some(Box::new(Entry { peer, to, outward, inward, lane_base, gso, seal }));
         self.by_address.insert(peer.address, index);
         true
     }
@@ -89,7 +117,17 @@ impl Peers {
         if let Some(entry) = self.entries.get_mut(index.0 as usize).and_then(Option::take) {
             self.by_address.remove(&entry.peer.address);
         }
+        self.sealed.retain(|&other| other != index);
         self.last = None;
+    }
+
+    pub fn note_sealed(&mut self, index: PeerIndex) {
+        self.sealed.push(index);
+    }
+
+    /// Peers that are sealed.
+    pub fn sealed(&self) -> &[PeerIndex] {
+        &self.sealed
     }
 
     pub fn get(&self, index: PeerIndex) -> Option<&Entry> {

@@ -150,9 +150,17 @@ impl Udp {
             let end = datagram.end.min(begin + datagram.segment);
             datagram.offset = end;
             let expected = datagram.expected;
+            let Some(inside) = self.unseal(datagram.from, &mut datagram.buffer[begin..end]) else {
+                if self.capture.is_some() {
+                    let whole = &datagram.buffer[begin..end];
+                    self.capture_received(&arrival, datagram.destination, expected, whole);
+                }
+                continue;
+            };
+            let (begin, end, is_first) = (begin + inside.start, begin + inside.end, begin == 0);
             let whole = &datagram.buffer[begin..end];
             let found = self.verify(datagram.from, &arrival, &mut datagram.prefix, expected, whole);
-            if begin > 0 && found.is_some_and(|identification| identification != expected) {
+            if !is_first && found.is_some_and(|identification| identification != expected) {
                 self.inbox.step = u16::from(self.inbox.step == 0);
             }
             if self.capture.is_some() {

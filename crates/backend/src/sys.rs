@@ -111,9 +111,19 @@ pub fn refuse_input(socket: BorrowedFd<'_>) -> io::Result<()> {
 /// Random bits from the kernel.
 pub fn random() -> io::Result<u64> {
     let mut bytes = [0_u8; 8];
-    // SAFETY: the kernel writes at most the 8 bytes of the array.
+    fill_random(&mut bytes)?;
+    Ok(u64::from_ne_bytes(bytes))
+}
+
+/// Fills up to 256 bytes with random bits from the kernel, which gives so many at once.
+pub fn fill_random(bytes: &mut [u8]) -> io::Result<()> {
+    // SAFETY: the kernel writes at most the bytes of the slice.
     let count = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-    if count == bytes.len() as isize { Ok(u64::from_ne_bytes(bytes)) } else { Err(io::Error::last_os_error()) }
+    match usize::try_from(count) {
+        Ok(count) if count == bytes.len() => Ok(()),
+        Ok(_) => Err(io::ErrorKind::UnexpectedEof.into()),
+        Err(_) => Err(io::Error::last_os_error()),
+    }
 }
 
 /// Bytes to send: of a buffer, or of memory that other processes write meanwhile. As the kernel's `iovec`.

@@ -4,18 +4,19 @@
 //! The sending sockets are not connected and forbid fragmentation. So the kernel writes the IP identification 0, which
 //! the ICRC has to cover, and an ICMP error of one peer is no error of the socket.
 use crate::batch::{Key, Outbox, Pending};
-use crate::capture::{CaptureSink, Captured, Direction};
+use crate::capture::CaptureSink;
 use crate::counters::WireCounters;
 use crate::faults::{Faults, Held, Injector};
-use crate::path::{forbid_fragments, link_mtu, packet_payload, path_mtu};
+use crate::path::{forbid_fragments, frame_payload_on, link_mtu, packet_payload, path_mtu};
 use crate::peers::{Peer, PeerIndex, Peers};
 use crate::receive::{Inbox, Listener};
+use crate::seal::{KEY_PACKETS, KEY_TIME_NS};
 use crate::sys;
 use freeflow_shm::Segment;
 use freeflow_wire::frame::{self, FRAME_HEADER_BYTES, FRAME_PAYLOAD_BYTES_MAX};
 use freeflow_wire::{BTH_BYTES, HEADER_BYTES_MAX, PAYLOAD_BYTES_MAX, UDP_PORT};
 use std::io;
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
@@ -60,6 +61,9 @@ pub struct UdpConfig {
     pub mark: u32,
     /// There may be peers with [frames](freeflow_wire::frame): what is sent has a UDP checksum.
     pub frames: bool,
+    /// Packets and time, nanoseconds, after which the key of a sealed peer is replaced.
+    pub key_packets: u64,
+    pub key_time_ns: u64,
 }
 
 impl UdpConfig {
@@ -75,30 +79,33 @@ impl UdpConfig {
             receive_buffer_bytes: 16 << 20,
             mark: 0,
             frames: false,
+            key_packets: KEY_PACKETS,
+            key_time_ns: KEY_TIME_NS,
         }
     }
 }
 
 /// A sending socket.
-struct Lane {
+pub(crate) struct Lane {
     socket: UdpSocket,
-    address: IpAddr,
-    port: u16,
+    pub address: IpAddr,
+    pub port: u16,
     /// Its buffer was full at the last attempt.
     blocked: bool,
 }
 
 /// See the module and the crate.
 pub struct Udp {
-    config: UdpConfig,
-    lanes: Vec<Lane>,
+    pub(crate) config: UdpConfig,
+    pub(crate) lanes: Vec<Lane>,
     pub(crate) peers: Peers,
-    outbox: Outbox,
+    pub(crate) outbox: Outbox,
     pending: Option<(Pending, PeerIndex, u32, u8)>,
     pub(crate) inbox: Inbox,
     faults: Option<Box<Injector>>,
     pub(crate) capture: Option<Box<dyn CaptureSink>>,
     pub(crate) counters: WireCounters,
+    pub(crate) keys_due_ns: u64,
 }
 
 impl Udp {
@@ -129,6 +136,7 @@ impl Udp {
             faults: None,
             capture: None,
             counters: WireCounters::default(),
+            keys_due_ns: u64::MAX,
         })
     }
 
@@ -166,6 +174,9 @@ impl Udp {
         let lane_base = local as u16 * self.config.source_port_count;
         if !self.peers.set(index, peer, lane_base, self.config.gso) {
             return invalid("its address is another peer's or of another family than the local one");
+        }
+        if peer.sealed {
+            self.drop_plain(index);
         }
         Ok(())
     }
@@ -215,8 +226,9 @@ impl Udp {
     ) -> Option<&mut [u8]> {
         assert!((BTH_BYTES..=PACKET_BYTES_MAX).contains(&bytes), "a packet of {bytes} bytes");
         self.abandon();
-        let mut pending = Pending { slot: 0, bytes, icrc };
+        let mut pending = Pending { slot: 0, bytes, icrc, sealed: false };
         pending.slot = self.slot_for(to, flow, traffic_class, pending.length())?;
+        pending.sealed = self.outbox.batch(pending.slot).sealed;
         self.pending = Some((pending, to, flow, traffic_class));
         Some(self.outbox.place(pending))
     }
@@ -227,7 +239,7 @@ impl Udp {
         payload_bytes >= REFERENCE_BYTES_MIN
             && self.faults.is_none()
             && self.capture.is_none()
-            && self.peers.get(to).is_some_and(|entry| entry.gso)
+            && self.peers.get(to).is_some_and(|entry| entry.gso && !entry.peer.sealed)
     }
 
     /// Adds a frame whose payload is `bytes` bytes at `offset` of a segment, as they are when it is sent: by the next
@@ -370,17 +382,18 @@ impl Udp {
     /// No such peer, or no route.
     pub fn path_mtu(&self, index: PeerIndex) -> io::Result<u16> {
         let peer = self.peer(index).ok_or(io::ErrorKind::NotFound)?;
-        path_mtu(peer.local, peer.address)
+        path_mtu(peer.local, peer.address, peer.sealed)
     }
 
     // ---- the way out
 
     #[inline]
     fn slot_for(&mut self, to: PeerIndex, flow: u32, traffic_class: u8, length: usize) -> Option<usize> {
-        let Some(entry) = self.peers.get(to) else {
-            self.counters.unknown_peer += 1;
+        let Some(entry) = self.peers.get(to).filter(|entry| entry.may_send()) else {
+            self.count_unsent(to);
             return None;
         };
+        let length = length + entry.seal_bytes();
         let key = Key { peer: to.0, lane: entry.lane_base + spread(flow, self.config.source_port_count) };
         let traffic_class = if traffic_class >> 2 == 0 { self.config.dscp << 2 | traffic_class } else { traffic_class };
         if let Some((slot, fits)) = self.outbox.find(key, traffic_class, length) {
@@ -415,14 +428,21 @@ impl Udp {
 
     #[inline]
     fn seal(&mut self, pending: Pending, flip: Option<u32>) {
-        let batch = self.outbox.batch_mut(pending.slot);
-        batch.seal(pending, flip);
-        if batch.is_closed() && !self.is_blocked(pending.slot) {
-            self.send(pending.slot);
+        if pending.sealed {
+            return self.seal_with_key(pending, flip);
+        }
+        self.outbox.batch_mut(pending.slot).seal(pending, flip, None);
+        self.send_if_closed(pending.slot);
+    }
+
+    #[inline]
+    pub(crate) fn send_if_closed(&mut self, slot: usize) {
+        if self.outbox.batch(slot).is_closed() && !self.is_blocked(slot) {
+            self.send(slot);
         }
     }
 
-    fn drop_if_empty(&mut self, pending: Pending) {
+    pub(crate) fn drop_if_empty(&mut self, pending: Pending) {
         if self.outbox.is_empty(pending.slot) {
             self.outbox.release(pending.slot);
         }
@@ -549,28 +569,10 @@ impl Udp {
             && let Some(entry) = self.peers.get_mut(PeerIndex(batch.key.peer))
             && let Ok(bytes) = link_mtu(entry.peer.local, entry.peer.address)
         {
-            entry.peer.path_mtu_bytes = entry.peer.path_mtu_bytes.min(packet_payload(bytes));
-            let frame_bytes = frame::payload_bytes(bytes, entry.peer.local.is_ipv4()).unwrap_or(0);
+            let (is_v4, sealed) = (entry.peer.local.is_ipv4(), entry.peer.sealed);
+            entry.peer.path_mtu_bytes = entry.peer.path_mtu_bytes.min(packet_payload(bytes, is_v4, sealed));
+            let frame_bytes = frame_payload_on(bytes, is_v4, sealed).unwrap_or(0);
             entry.peer.frame_bytes = entry.peer.frame_bytes.min(frame_bytes);
-        }
-    }
-
-    #[cold]
-    fn capture_sent(&mut self, slot: usize, count_max: usize) {
-        let batch = self.outbox.batch(slot);
-        let (Some(sink), lane) = (&mut self.capture, &self.lanes[usize::from(batch.key.lane)]) else { return };
-        let time_ns = now_ns();
-        for (identification, bytes) in batch.packets().take(count_max) {
-            sink.packet(&Captured {
-                time_ns,
-                direction: Direction::Sent,
-                source: SocketAddr::new(lane.address, lane.port),
-                destination: batch.to.to_socket(),
-                traffic_class: batch.traffic_class,
-                hop_limit: HOP_LIMIT,
-                identification,
-                bytes,
-            });
         }
     }
 
@@ -613,17 +615,17 @@ impl Udp {
     fn release(&mut self, number: u16) -> bool {
         let Some(injector) = &self.faults else { return false };
         let (held, _) = injector.packet(number);
-        if self.peers.get(held.to).is_some() {
-            let mut pending = Pending { slot: 0, bytes: held.bytes, icrc: held.icrc };
+        if self.takes(held.to) {
+            let mut pending = Pending { slot: 0, bytes: held.bytes, icrc: held.icrc, sealed: false };
             let slot = self.slot_for(held.to, held.flow, held.traffic_class, pending.length());
             let Some(slot) = slot else { return false };
-            pending.slot = slot;
+            (pending.slot, pending.sealed) = (slot, self.outbox.batch(slot).sealed);
             if let Some(injector) = &self.faults {
                 self.outbox.place(pending).copy_from_slice(injector.packet(number).1);
             }
             self.seal(pending, held.flip);
         } else {
-            self.counters.unknown_peer += 1;
+            self.count_unsent(held.to);
         }
         if let Some(injector) = &mut self.faults {
             injector.gone(number);

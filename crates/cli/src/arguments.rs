@@ -535,6 +535,9 @@ pub struct LabUp {
     /// Largest packet between the hosts, bytes, 1280 to 9000
     #[arg(long, value_name = "BYTES", default_value_t = 1500)]
     pub mtu: u32,
+    /// Whether packets between the hosts are encrypted and authenticated
+    #[arg(long, value_name = "KIND", value_parser = ["plain", "sealed"], default_value = "plain")]
+    pub wire: String,
     /// How the routers wait for work [default: adaptive]
     #[arg(long, value_name = "MODE")]
     pub mode: Option<Mode>,

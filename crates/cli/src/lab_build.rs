@@ -95,7 +95,7 @@ fn build(lab: &Lab, arguments: &LabUp) -> Result<()> {
         make_namespace(&lab.host(number)?.network_namespace())?;
     }
     wire(lab, arguments)?;
-    introduce(lab, arguments.hosts)?;
+    introduce(lab, arguments.hosts, &arguments.wire)?;
     for number in 1..=arguments.hosts {
         let up = Up {
             mode: arguments.mode,
@@ -164,7 +164,7 @@ fn wire(lab: &Lab, arguments: &LabUp) -> Result<()> {
 }
 
 /// Makes each host's key, and a peers file that names all others.
-fn introduce(lab: &Lab, hosts: u32) -> Result<()> {
+fn introduce(lab: &Lab, hosts: u32, wire: &str) -> Result<()> {
     let mut entries = Vec::new();
     for number in 1..=hosts {
         entries.push(json!({
@@ -180,6 +180,7 @@ fn introduce(lab: &Lab, hosts: u32) -> Result<()> {
             "host": lab::host_name(number),
             "address": lab::host_address(number),
             "key_file": KEY_FILE,
+            "wire": wire,
             "peers": others,
         });
         let text = serde_json::to_vec_pretty(&file).expect("it is encodable");

@@ -100,10 +100,12 @@ fn list(run_dir: &RunDir, format: Format) -> Result<()> {
         ));
         return Ok(());
     }
-    let mut rows =
-        vec![["HOST", "ADDRESS", "STATE", "ROUND TRIP", "ADDRESSES", "ICRC", "FRAMES"].map(String::from).to_vec()];
+    let mut rows = vec![
+        ["HOST", "ADDRESS", "STATE", "ROUND TRIP", "ADDRESSES", "WIRE", "ICRC", "FRAMES"].map(String::from).to_vec(),
+    ];
     rows.extend(status.peers.iter().map(row));
     output::table(&rows);
+    status.peers.iter().filter_map(problem).for_each(output::line);
     let refused: u64 = status.peers.iter().map(|peer| peer.counters.refused_announcements).sum();
     let refused_cm: u64 = status.peers.iter().map(|peer| peer.counters.refused_cm).sum();
     if status.unknown_connections + status.refused_handshakes + refused + refused_cm > 0 {
@@ -116,6 +118,12 @@ fn list(run_dir: &RunDir, format: Format) -> Result<()> {
     Ok(())
 }
 
+/// Why a host is not connected, if more is known than that it does not answer.
+pub fn problem(peer: &PeerStatus) -> Option<String> {
+    let problem = peer.problem.as_ref().filter(|_| peer.state != "up")?;
+    Some(format!("{} is not connected; its last connection ended: {problem}", peer.host))
+}
+
 fn row(peer: &PeerStatus) -> Vec<String> {
     let is_up = peer.state == "up";
     let yes = |yes: bool| if !is_up { "-" } else { ["no", "yes"][usize::from(yes)] }.to_string();
@@ -125,6 +133,7 @@ fn row(peer: &PeerStatus) -> Vec<String> {
         format!("{} {}", peer.state, output::duration(peer.state_s)),
         peer.rtt_us.map_or("-".to_string(), |rtt_us| format!("{:.2} ms", rtt_us as f64 / 1000.0)),
         peer.route_count.to_string(),
+        if peer.sealed { "sealed" } else { "plain" }.into(),
         yes(peer.icrc),
         yes(peer.frames),
     ]

@@ -6,6 +6,7 @@ use crate::cm;
 use crate::failure::Result;
 use crate::holders::Holders;
 use crate::output;
+use crate::peers;
 use crate::record::{Record, Records, State, now_s};
 use freeflow_hostnet::run_dir::RunDir;
 use freeflow_protocol::admin::{NetworkStatus, RouterStatus, VnicStatus};
@@ -54,7 +55,12 @@ pub fn status(run_dir: &RunDir, format: Format) -> Result<()> {
         ));
     }
     if router.peer_count > 0 {
-        output::line(format!("Other hosts: {} of {} connected", router.connected_peer_count, router.peer_count));
+        let peers = admin.peers()?.peers;
+        // One setting holds for all of them.
+        let wire = if peers.iter().any(|peer| peer.sealed) { "sealed" } else { "plain" };
+        let (connected, count) = (router.connected_peer_count, router.peer_count);
+        output::line(format!("Other hosts: {connected} of {count} connected, packets {wire}"));
+        peers.iter().filter_map(peers::problem).for_each(output::line);
     }
     objects(router);
     let counters = &router.counters;

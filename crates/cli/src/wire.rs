@@ -37,6 +37,7 @@ struct Host<'a> {
     external: bool,
     mtu: u16,
     frame_bytes: u16,
+    sealed: bool,
     qp_count: u32,
     counters: Counts<'a>,
 }
@@ -72,6 +73,7 @@ impl<'a> Wire<'a> {
             external: host.external,
             mtu: host.mtu,
             frame_bytes: host.frame_bytes,
+            sealed: host.sealed,
             qp_count: host.qp_count,
             counters: counts(&host.counters),
         });
@@ -115,7 +117,18 @@ fn status(run_dir: &RunDir, format: Format) -> Result<()> {
         of(&wire.counters, "packets_received"),
         output::bytes(of(&wire.counters, "bytes_received")),
     ));
-    let bad = ["bad_icrc", "truncated", "unknown_source", "receive_overflow", "send_dropped"];
+    let bad = [
+        "bad_icrc",
+        "unsealed",
+        "unknown_key",
+        "replayed",
+        "bad_tag",
+        "truncated",
+        "unknown_source",
+        "receive_overflow",
+        "no_key",
+        "send_dropped",
+    ];
     let drops = wire.drops.iter().map(|(name, count)| (*name, *count));
     let drops: Vec<String> = drops
         .chain(bad.map(|name| (name, of(&wire.counters, name))))
@@ -126,13 +139,15 @@ fn status(run_dir: &RunDir, format: Format) -> Result<()> {
     if let Some(faults) = &wire.faults {
         output::line(format!("Faults injected: {}", describe(faults)));
     }
-    let mut rows =
-        vec![["HOST", "ADDRESS", "KIND", "MTU", "FRAMES", "QPS", "OUT", "IN", "AGAIN"].map(String::from).to_vec()];
+    let mut rows = vec![
+        ["HOST", "ADDRESS", "KIND", "WIRE", "MTU", "FRAMES", "QPS", "OUT", "IN", "AGAIN"].map(String::from).to_vec(),
+    ];
     rows.extend(wire.hosts.iter().map(|host| {
         vec![
             host.number.to_string(),
             host.address.to_string(),
             if host.external { "external" } else { "freeflow" }.into(),
+            if host.sealed { "sealed" } else { "plain" }.into(),
             host.mtu.to_string(),
             if host.frame_bytes == 0 { "-".into() } else { host.frame_bytes.to_string() },
             host.qp_count.to_string(),

@@ -48,6 +48,7 @@ fn file(peers: u8, icrc: bool) -> PeersFile {
         key_file: "key".into(),
         icrc,
         frames: !icrc,
+        sealed: false,
         peers: PEERS.into_iter().filter(|number| peers >> number & 1 != 0).map(entry).collect(),
         external: vec![External { network: NETWORKS[0].into(), allow: vec![prefix_of(9)] }],
         dscp: 0,

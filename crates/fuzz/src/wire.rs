@@ -1,9 +1,11 @@
-//! RoCEv2 packets, as they come behind UDP: flow, headers, payload, ICRC.
+//! RoCEv2 packets, as they come behind UDP: flow, headers, payload, ICRC; headers of sealed packets, and their numbers.
 use crate::bytes::Input;
 use freeflow_wire::frame::{FRAME_PAYLOAD_BYTES_MAX, is_frame, is_intact, protected_bytes};
 use freeflow_wire::icrc::{Addresses, Flow, NO_IDENTIFICATION, PACKET_BYTES_MAX};
 use freeflow_wire::records::{RECORD_PAYLOAD_BYTES_MAX, RECORDS_MAX, Records, RecordsWriter, is_record, is_records};
-use freeflow_wire::{Header, Opcode, PAYLOAD_BYTES_MAX, Syndrome};
+use freeflow_wire::sealed::{SEAL_HEADER_BYTES, SealHeader, is_sealed};
+use freeflow_wire::{Header, Opcode, PAYLOAD_BYTES_MAX, REPLAY_WINDOW, ReplayWindow, Syndrome};
+use std::collections::BTreeSet;
 
 /// Flags, identification, ICRC, then the packet.
 pub fn run(bytes: &[u8]) {
@@ -11,6 +13,7 @@ pub fn run(bytes: &[u8]) {
     let (Some(flags), Some(identification), Some(received)) = (input.u8(), input.u16(), input.u32()) else { return };
     let packet = input.0;
     look_at_header(packet);
+    look_at_seal(packet);
     if packet.len() <= PACKET_BYTES_MAX {
         look_at_icrc(flags, identification, received, packet);
     }
@@ -55,6 +58,29 @@ fn look_at_records(records: Records<'_>, packet: &[u8]) {
     assert_eq!((again.len(), protected_bytes(&again)), (packet.len(), packet.len() - payloads.len()));
     let written = Records::parse(&again).expect("what is written can be read");
     assert!(written.eq(records), "what is read is what is written");
+}
+
+/// Its header, and the numbers that each eight bytes behind it are, as far apart as two bytes say.
+fn look_at_seal(packet: &[u8]) {
+    let Some((header, rest)) = SealHeader::parse(packet) else { return };
+    assert!(is_sealed(packet) && !is_frame(packet) && Header::parse(packet).is_err());
+    assert_eq!(header.encode(), packet[..SEAL_HEADER_BYTES], "what is read is what is written");
+    assert_eq!(rest.len(), packet.len() - SEAL_HEADER_BYTES);
+    let (mut window, mut taken, mut highest) = (ReplayWindow::default(), BTreeSet::new(), header.counter);
+    let behind = rest.chunks_exact(2).map(|pair| u64::from(u16::from_be_bytes([pair[0], pair[1]])));
+    for (at, behind) in behind.enumerate() {
+        let number = if at % 3 == 0 { highest.wrapping_add(behind) } else { highest.wrapping_sub(behind) };
+        let is_new = window.is_new(number);
+        assert!(!is_new || !taken.contains(&number), "{number} is taken twice");
+        if number.saturating_add(REPLAY_WINDOW) >= highest {
+            assert_eq!(is_new, !taken.contains(&number), "{number} is within reach of {highest}");
+        }
+        if is_new {
+            window.note(number);
+            highest = if taken.is_empty() { number } else { highest.max(number) };
+            taken.insert(number);
+        }
+    }
 }
 
 fn look_at_icrc(flags: u8, identification: u16, received: u32, packet: &[u8]) {

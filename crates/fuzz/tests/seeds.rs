@@ -5,6 +5,7 @@ use freeflow_protocol::encode;
 use freeflow_verbs::{AtomicOperation, VerbsError};
 use freeflow_wire::frame::Frame;
 use freeflow_wire::records::{Record, RecordsWriter};
+use freeflow_wire::sealed::SealHeader;
 use freeflow_wire::{Header, Opcode, Operation, PacketPosition, Reth, Service};
 use std::fs;
 use std::path::PathBuf;
@@ -56,6 +57,22 @@ fn frames() -> Vec<Seed> {
         seed("records-kinds", records(&kinds)),
         seed("records-many", records(&[Operation::Send; 32])),
         seed("records-short", records(&[Operation::Write; 2])[..40].to_vec()),
+    ]
+}
+
+/// Sealed packets, behind the target's own seven bytes: near the first number, near the last one, and too short.
+fn sealed() -> Vec<Seed> {
+    let seed = |name, counter, rest: &[u8]| {
+        let head = SealHeader { key: 0xab_cdef, counter }.encode();
+        Seed { target: "wire", name, bytes: [&[0; 7][..], &head, rest].concat() }
+    };
+    let steps: Vec<u8> = (0..64_u16).flat_map(|step| (step * 1021).to_be_bytes()).collect();
+    vec![
+        seed("sealed-first", 0, &steps),
+        seed("sealed-middle", 1 << 40, &steps),
+        seed("sealed-last", u64::MAX, &steps),
+        seed("sealed-empty", 7, &[0; 16]),
+        seed("sealed-short", 7, &[0; 15]),
     ]
 }
 
@@ -269,8 +286,9 @@ fn attachments() -> Vec<Seed> {
 #[test]
 fn the_corpora_have_the_seeds() {
     let corpora = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("corpus");
-    for seed in
-        [rest_requests(), frames(), manifests(), cm_machines(), peer_states(), attachments()].into_iter().flatten()
+    for seed in [rest_requests(), frames(), sealed(), manifests(), cm_machines(), peer_states(), attachments()]
+        .into_iter()
+        .flatten()
     {
         let folder = corpora.join(seed.target);
         let path = folder.join(format!("seed-{}", seed.name));

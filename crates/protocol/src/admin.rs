@@ -453,6 +453,10 @@ pub struct PeerStatus {
     pub icrc: bool,
     /// Packets of RC between the two hosts are frames.
     pub frames: bool,
+    /// Packets between the two hosts are sealed, as this host's peers file says.
+    pub sealed: bool,
+    /// Why the last connection ended, while there is none.
+    pub problem: Option<String>,
     /// Addresses that are on that host.
     pub route_count: u32,
     /// Its counts.
@@ -551,6 +555,8 @@ pub struct WireHost {
     pub mtu: u16,
     /// The same of a frame; 0: there are none.
     pub frame_bytes: u16,
+    /// All packets to and from it are sealed.
+    pub sealed: bool,
     /// QPs with a peer there.
     pub qp_count: u32,
     /// Sums over these QPs.

@@ -8,17 +8,21 @@
 use crate::version::Offer;
 use alloc::string::String;
 use alloc::vec::Vec;
+use core::fmt;
 use freeflow_verbs::{Gid, QpType, Qpn};
 use serde::{Deserialize, Serialize};
 
 /// Versions and features of this release between routers. [`PeerMessage`] grows at the end only,
-/// and a new variant is sent only after its feature bit was agreed on.
+/// and a new variant is sent only after its feature bit was agreed on. A sealed host adds [`FEATURE_SEALED`].
 pub const PEER_PROTOCOL: Offer =
     Offer { features: FEATURE_FRAMES | FEATURE_SELECTIVE | FEATURE_RECORDS, ..Offer::only(1) };
 /// Packets of RC between the two hosts may be frames (`freeflow_wire::frame`).
 pub const FEATURE_FRAMES: u64 = 1;
 /// Beside frames: a responder may report which packets it keeps behind a missing one.
 pub const FEATURE_SELECTIVE: u64 = 1 << 1;
+/// All packets between the two hosts are sealed (`freeflow_wire::sealed`). Who offers it requires it, too: a host is
+/// either sealed or plain, and those of different kinds agree on nothing.
+pub const FEATURE_SEALED: u64 = 1 << 2;
 /// Beside frames: one may have several messages (`freeflow_wire::records`).
 pub const FEATURE_RECORDS: u64 = 1 << 3;
 /// Largest message, encoded, bytes.
@@ -72,6 +76,26 @@ pub enum PeerMessage {
     /// The sender's link to the receiver takes frames with so much payload; 0: none. Those between the two have what
     /// both take. Only after [`FEATURE_FRAMES`] was agreed on.
     Frames { payload_bytes: u16 },
+    /// The sender will seal its packets to the receiver with this key, which nobody else knows, as soon as the receiver
+    /// has it; until then with `in_use`. Only after [`FEATURE_SEALED`] was agreed on. → `SealKeyHeld`.
+    SealKey { id: u32, in_use: Option<u32>, secret: SealSecret },
+    /// The sender opens packets that are sealed with this key of the receiver's.
+    SealKeyHeld { id: u32 },
+}
+
+/// Key and base of the nonces of sealed packets. Never printed.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SealSecret {
+    /// Of AES-128-GCM.
+    pub key: [u8; 16],
+    /// See `freeflow_wire::sealed::SealHeader::nonce`.
+    pub base: [u8; 12],
+}
+
+impl fmt::Debug for SealSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SealSecret")
+    }
 }
 
 /// A QP, as its router describes it.
@@ -126,6 +150,12 @@ mod tests {
             cm,
             PeerMessage::Disconnected { qpn, peer: qpn },
             PeerMessage::Frames { payload_bytes: u16::MAX },
+            PeerMessage::SealKey {
+                id: u32::MAX,
+                in_use: Some(u32::MAX),
+                secret: SealSecret { key: [0xff; 16], base: [0xff; 12] },
+            },
+            PeerMessage::SealKeyHeld { id: u32::MAX },
         ]
     }
 

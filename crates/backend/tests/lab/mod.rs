@@ -128,7 +128,7 @@ pub fn config(local: &str) -> UdpConfig {
 pub fn peer(local: &str, remote: &str) -> Peer {
     let (local, address) = (address(local), address(remote));
     let (path_mtu_bytes, frame_bytes) = (4096, 4096);
-    Peer { address, local, icrc: true, external: false, path_mtu_bytes, frames: true, frame_bytes }
+    Peer { address, local, icrc: true, external: false, path_mtu_bytes, frames: true, frame_bytes, sealed: false }
 }
 
 pub const PEER: PeerIndex = PeerIndex(3);

@@ -364,6 +364,8 @@ mod tests {
             rtt_us: None,
             icrc: true,
             frames: true,
+            sealed: true,
+            problem: Some("x".repeat(200)),
             route_count: 0,
             counters: PeerCounters::default(),
         }

@@ -162,6 +162,18 @@ pub struct Fabric {
     pub(crate) mads_lost: u64,
 }
 
+/// Formats of packets to and from a host, as it and this one agreed.
+#[derive(Clone, Copy)]
+pub(crate) struct Agreed {
+    pub(crate) icrc: bool,
+    pub(crate) frames: bool,
+    pub(crate) sealed: bool,
+}
+
+impl Agreed {
+    const EXTERNAL: Self = Self { icrc: true, frames: false, sealed: false };
+}
+
 /// The GID that stands for an address, and the address that a GID stands for.
 pub(crate) fn address_of(gid: Gid) -> IpAddr {
     gid.to_ipv4().map_or_else(|| IpAddr::V6(Ipv6Addr::from(gid.0)), IpAddr::V4)
@@ -186,12 +198,11 @@ impl Fabric {
         self.hosts.iter().map(|(&id, host)| (id, host.address, host.external.is_some()))
     }
 
-    /// `icrc`, `frames`: as both hosts agreed.
     pub(crate) fn set_host(
         &mut self,
         id: HostId,
         address: IpAddr,
-        (icrc, frames): (bool, bool),
+        Agreed { icrc, frames, sealed }: Agreed,
         external: Option<Gid>,
     ) -> bool {
         let (Some(udp), Some(local)) = (&mut self.udp, self.address) else { return false };
@@ -203,10 +214,11 @@ impl Fabric {
             local,
             icrc,
             external: external.is_some(),
-            path_mtu_bytes: path_mtu(local, address).unwrap_or(MTU_GUESS_BYTES),
+            path_mtu_bytes: path_mtu(local, address, sealed).unwrap_or(MTU_GUESS_BYTES),
             frames: external.is_none() && (frames || had_frames),
             // Until it says how long they may be.
             frame_bytes: 0,
+            sealed,
         };
         if let Err(error) = udp.set_peer(index, peer) {
             warning!("a host can't be reached", address = address, error = error);
@@ -222,7 +234,8 @@ impl Fabric {
     /// Payload of the frames that this host's link to another takes; 0: none.
     pub(crate) fn own_frame_bytes(&self, id: HostId) -> u16 {
         let (Some(host), Some(local)) = (self.hosts.get(&id), self.address) else { return 0 };
-        frame_payload(local, host.address).ok().flatten().unwrap_or(0)
+        let sealed = self.udp.as_ref().and_then(|udp| udp.peer(PeerIndex(id.0))).is_some_and(|peer| peer.sealed);
+        frame_payload(local, host.address, sealed).ok().flatten().unwrap_or(0)
     }
 
     /// The other host's link takes frames with so much payload: those between the two are as long as both take. 0: no
@@ -273,7 +286,7 @@ impl Fabric {
             return None;
         }
         let id = HostId(EXTERNAL_HOST_BASE + self.external_count);
-        self.set_host(id, address, (true, false), Some(gid)).then(|| {
+        self.set_host(id, address, Agreed::EXTERNAL, Some(gid)).then(|| {
             self.external_count += 1;
             *self.external_counts.entry(network).or_default() += 1;
             id
@@ -320,6 +333,9 @@ impl Fabric {
         self.external = settings.external;
         self.routers = settings.routers;
         self.remove_external();
+        if settings.sealed {
+            self.seal_hosts();
+        }
         let single: Vec<(NetworkId, Gid)> = self
             .external
             .iter()

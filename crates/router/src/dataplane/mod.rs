@@ -31,6 +31,7 @@ pub mod qp_changes;
 pub mod reasons;
 pub mod routes;
 pub mod run_queue;
+mod seals;
 pub mod shaping;
 pub(crate) mod slow_path_counts;
 pub mod table;

@@ -1,11 +1,11 @@
 //! Questions to other hosts and their answers, and management datagrams: the part of
 //! [`fabric`](crate::dataplane::fabric) that concerns queue pairs, too.
-use crate::dataplane::fabric::{EXTERNAL_GID_INDEX, Known, MAD_FLOW};
+use crate::dataplane::fabric::{Agreed, EXTERNAL_GID_INDEX, Known, MAD_FLOW};
 use crate::dataplane::ports::Ports;
 use crate::dataplane::worker::Worker;
 use crate::peering::{Mad, Update};
 use freeflow_engine::{GroupChange, HostId, Path, Source, SourceBody, Token, TransmitOutcome, VnicId, management_head};
-use freeflow_protocol::peer::{FEATURE_FRAMES, FEATURE_RECORDS, FEATURE_SELECTIVE};
+use freeflow_protocol::peer::{FEATURE_FRAMES, FEATURE_RECORDS, FEATURE_SEALED, FEATURE_SELECTIVE};
 use freeflow_verbs::{Gid, GlobalRoute, Instant, NetworkId, Psn, Qpn};
 
 /// Changes of one QP that follow on each other are one, unless they concern two hosts: a QP that is brought to RTR
@@ -71,10 +71,11 @@ impl Worker {
                 }
             }
             Update::HostUp { host, address, icrc, epoch: _, agreed } => {
-                let frames = agreed.features & FEATURE_FRAMES != 0;
-                if fabric.set_host(host, address, (icrc, frames), None) {
-                    let both = |feature| frames && agreed.features & feature != 0;
-                    fabric.set_features(host, both(FEATURE_SELECTIVE), both(FEATURE_RECORDS));
+                let has = |feature| agreed.features & feature != 0;
+                let (frames, sealed) = (has(FEATURE_FRAMES), has(FEATURE_SEALED));
+                if fabric.set_host(host, address, Agreed { icrc, frames, sealed }, None) {
+                    fabric.set_features(host, frames && has(FEATURE_SELECTIVE), frames && has(FEATURE_RECORDS));
+                    fabric.offer_key(host, now);
                     if frames {
                         fabric.peers.frames(host, fabric.own_frame_bytes(host));
                     }
@@ -85,6 +86,8 @@ impl Worker {
             // frames, it will say. Connections are the control thread's.
             Update::HostDown { host } => fabric.set_frame_bytes(host, 0),
             Update::Cm { .. } => {}
+            Update::SealKey { host, id, in_use, secret } => fabric.accept_key(host, now, (id, in_use), &secret),
+            Update::SealKeyHeld { host, id } => fabric.use_key(host, now, id),
             Update::Frames { host, payload_bytes } => fabric.set_frame_bytes(host, payload_bytes),
             Update::Route { network, gid, host: Some(host) } => {
                 fabric.routes.insert((network, gid), host);
@@ -103,6 +106,7 @@ impl Worker {
                 }
             }
             Update::PeersGone { host } => {
+                fabric.forget_keys(host, now);
                 if let Some(entry) = fabric.hosts.get_mut(&host) {
                     entry.forget_all();
                     engine.handle_peer_changed(&mut self.ports, now, host, None);

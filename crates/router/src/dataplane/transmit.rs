@@ -98,8 +98,9 @@ fn send(udp: &mut Udp, to: &Destination, packets: &[PacketHead], payload: &mut P
             true => udp.reserve_frame(peer, to.flow, to.traffic_class, packet.bytes()),
         };
         let Some(place) = place else {
-            // To a host that is gone, packets are lost. There is room, or else those that went out go out again.
-            return if udp.peer(peer).is_none() { TransmitOutcome::Sent } else { TransmitOutcome::Full };
+            // To a host that is gone, or sealed and without a key, packets are lost. There is room, or else those that
+            // went out go out again.
+            return if udp.takes(peer) { TransmitOutcome::Full } else { TransmitOutcome::Sent };
         };
         let (head, rest) = place.split_at_mut(usize::from(packet.header.length));
         head.copy_from_slice(&packet.header.bytes[..head.len()]);

@@ -66,7 +66,7 @@ impl Fabric {
             let left = due.saturating_duration_since(std::time::Instant::now());
             Instant(freeflow_shm::monotonic_ns()) + Duration(left.as_nanos() as u64)
         });
-        [held, self.next_question()].into_iter().flatten().min()
+        [held, self.next_question(), self.keys_due()].into_iter().flatten().min()
     }
 }
 
@@ -134,6 +134,7 @@ impl Worker {
     /// Sends the datagrams that this turn left; whether there were any.
     pub(crate) fn send_datagrams(&mut self, now: Instant) -> bool {
         self.ports.fabric.ask_again(now);
+        self.ports.fabric.renew_keys(now);
         self.notify_peers();
         if !self.ports.fabric.is_open() {
             return false;

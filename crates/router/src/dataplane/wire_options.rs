@@ -1,6 +1,6 @@
 //! How the sockets are opened; for tests and benchmarks, since the defaults are right.
 use crate::dataplane::wire_status::faults_of;
-use freeflow_backend::{Udp, UdpConfig};
+use freeflow_backend::{KEY_PACKETS, KEY_TIME_NS, Udp, UdpConfig};
 use freeflow_protocol::ROUTER_MARK;
 use freeflow_protocol::admin::WireFaults;
 use freeflow_wire::UDP_PORT;
@@ -22,6 +22,9 @@ pub struct WireOptions {
     pub dscp: Option<u8>,
     pub send_buffer_bytes: u32,
     pub receive_buffer_bytes: u32,
+    /// Packets, and milliseconds, after which the key of a sealed host is replaced.
+    pub key_packets: u64,
+    pub key_ms: u64,
     /// From the start on.
     pub faults: Option<WireFaults>,
 }
@@ -36,6 +39,8 @@ impl Default for WireOptions {
             dscp: None,
             send_buffer_bytes: defaults.send_buffer_bytes,
             receive_buffer_bytes: defaults.receive_buffer_bytes,
+            key_packets: defaults.key_packets,
+            key_ms: defaults.key_time_ns / 1_000_000,
             faults: None,
         }
     }
@@ -66,6 +71,8 @@ impl WireOptions {
             send_buffer_bytes: self.send_buffer_bytes,
             receive_buffer_bytes: self.receive_buffer_bytes,
             mark: ROUTER_MARK,
+            key_packets: self.key_packets.clamp(1, KEY_PACKETS),
+            key_time_ns: self.key_ms.clamp(1, KEY_TIME_NS / 1_000_000) * 1_000_000,
             // Also where the peers file has them off: it may be read again.
             frames: true,
             ..UdpConfig::new(vec![address])

@@ -70,11 +70,17 @@ fn socket_names(counters: &freeflow_backend::WireCounters) -> Vec<Named> {
         ("batches_received", counters.batches_received),
         ("bad_icrc", counters.bad_icrc),
         ("unwanted_frames", counters.unwanted_frames),
+        ("unsealed", counters.unsealed),
+        ("unknown_key", counters.unknown_key),
+        ("replayed", counters.replayed),
+        ("bad_tag", counters.bad_tag),
         ("truncated", counters.truncated),
         ("unknown_source", counters.unknown_source),
         ("receive_overflow", counters.receive_overflow),
         ("receive_errors", counters.receive_errors),
         ("unknown_peer", counters.unknown_peer),
+        ("no_key", counters.no_key),
+        ("keys_used", counters.keys_used),
         ("send_blocked", counters.send_blocked),
         ("send_dropped", counters.send_dropped),
         ("send_too_long", counters.send_too_long),
@@ -145,8 +151,9 @@ impl Worker {
         let hosts = hosts.map(|(id, address, external)| {
             let peer = udp.peer(PeerIndex(id.0));
             let (mtu, frame_bytes) = peer.map_or((0, 0), |peer| (peer.path_mtu_bytes, peer.frame_bytes));
+            let sealed = peer.is_some_and(|peer| peer.sealed);
             let (qp_count, counters) = sums.remove(&id.0).unwrap_or_default();
-            WireHost { number: id.0, address, external, mtu, frame_bytes, qp_count, counters }
+            WireHost { number: id.0, address, external, mtu, frame_bytes, sealed, qp_count, counters }
         });
         let status = WireStatus {
             open: true,

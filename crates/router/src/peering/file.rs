@@ -41,6 +41,8 @@ pub struct PeersFile {
     /// Whether packets of RC shall be frames, whose payload has the UDP checksum in the place of the ICRC. They are if
     /// both hosts want it. Default: true.
     pub frames: bool,
+    /// Whether packets to and from all peers are sealed; they have to say so, too. Default: false.
+    pub sealed: bool,
     pub peers: Vec<PeerEntry>,
     pub external: Vec<External>,
     /// DSCP of the packets that FreeFlow sends. Default: 0.
@@ -94,11 +96,21 @@ struct RawFile {
     icrc: bool,
     #[serde(default = "default_true")]
     frames: bool,
+    #[serde(default)]
+    wire: RawWire,
     peers: Vec<RawPeer>,
     #[serde(default)]
     external: Vec<RawExternal>,
     #[serde(default)]
     dscp: u8,
+}
+
+#[derive(Default, PartialEq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum RawWire {
+    #[default]
+    Plain,
+    Sealed,
 }
 
 #[derive(Deserialize)]
@@ -138,6 +150,7 @@ impl PeersFile {
             key_file: raw.key_file,
             icrc: raw.icrc,
             frames: raw.frames,
+            sealed: raw.wire == RawWire::Sealed,
             peers: list("peers", raw.peers, PEER_COUNT_MAX, PeerEntry::check)?,
             external: list("external", raw.external, EXTERNAL_COUNT_MAX, External::check)?,
             dscp: raw.dscp,
@@ -334,6 +347,7 @@ mod tests {
     fn whole() -> Value {
         json!({
             "host": "h1", "address": "192.0.2.1", "key_file": "host.key", "control_port": 4790, "icrc": false, "frames": false,
+            "wire": "sealed",
             "peers": [
                 {"host": "h2", "address": "192.0.2.2", "public_key": "0a".repeat(32), "prefixes": ["10.111.2.0/24"]},
                 {"host": "h3", "address": "192.0.2.3", "control_port": 4791, "public_key": "0B".repeat(32),
@@ -348,7 +362,7 @@ mod tests {
     fn a_good_file_is_understood() {
         let file = PeersFile::parse(&whole().to_string()).unwrap();
         assert_eq!((file.host.as_str(), file.control_port, file.icrc, file.dscp), ("h1", 4790, false, 26));
-        assert!(!file.frames);
+        assert!(!file.frames && file.sealed);
         assert_eq!(file.peers[0].public_key, [0x0a; 32]);
         assert_eq!(file.peers[0].control_port, DEFAULT_CONTROL_PORT);
         assert_eq!(file.peers[1].public_key, [0x0b; 32]);
@@ -356,7 +370,7 @@ mod tests {
         assert_eq!(file.external[0].allow[0].to_string(), "192.0.2.9/32");
         let least = r#"{"host": "a", "address": "192.0.2.1", "key_file": "k", "peers": []}"#;
         let least = PeersFile::parse(least).unwrap();
-        assert!(least.icrc && least.frames && least.dscp == 0 && least.external.is_empty());
+        assert!(least.icrc && least.frames && !least.sealed && least.dscp == 0 && least.external.is_empty());
     }
 
     #[test]
@@ -380,6 +394,7 @@ mod tests {
             ("/dscp", json!(64), "dscp"),
             ("/icrc", json!("yes"), "yes"),
             ("/frames", json!(1), "boolean"),
+            ("/wire", json!("sealled"), "unknown variant `sealled`"),
             ("/peers/1/host", json!("h2"), "peers[1].host: \"h2\" is peers[0].host already"),
             ("/peers/1/address", json!("192.0.2.2"), "peers[1].address"),
             ("/peers/1/address", json!("2001:db8::3"), "peers[1].address: 2001:db8::3 is of another IP version"),

@@ -8,6 +8,7 @@ use crate::admission::shares::Ticket;
 use crate::base::wake::Waker;
 use freeflow_engine::{HostId, PeerInfo};
 use freeflow_protocol::admin::{PeerStatus, PeersStatus};
+use freeflow_protocol::peer::SealSecret;
 use freeflow_shm::monotonic_ns;
 use freeflow_verbs::{Gid, Instant, NetworkId, Qpn};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -38,16 +39,59 @@ pub trait Sink: Send {
 pub type CmTickets = [Ticket; 2];
 
 pub(super) enum Command {
-    Ask { host: HostId, qpn: Qpn },
-    Notify { host: HostId, qpn: Qpn, info: Option<PeerInfo> },
-    Frames { host: HostId, payload_bytes: u16 },
-    Network { name: String, network: Option<NetworkId> },
+    Ask {
+        host: HostId,
+        qpn: Qpn,
+    },
+    Notify {
+        host: HostId,
+        qpn: Qpn,
+        info: Option<PeerInfo>,
+    },
+    Frames {
+        host: HostId,
+        payload_bytes: u16,
+    },
+    /// Of sealed packets.
+    Seal {
+        host: HostId,
+        message: SealMessage,
+    },
+    Network {
+        name: String,
+        network: Option<NetworkId>,
+    },
     AddressMap(Arc<AddressMap>),
-    Address { network: String, gid: Gid, identity: Option<Arc<VnicIdentity>> },
-    Disconnected { host: HostId, qpn: Qpn, peer: Qpn },
-    Group { network: NetworkId, gid: Gid, qpn: Option<Qpn> },
-    Cm { host: HostId, network: NetworkId, ends: MadEnds, mad: Box<Mad>, tickets: CmTickets },
+    Address {
+        network: String,
+        gid: Gid,
+        identity: Option<Arc<VnicIdentity>>,
+    },
+    Disconnected {
+        host: HostId,
+        qpn: Qpn,
+        peer: Qpn,
+    },
+    Group {
+        network: NetworkId,
+        gid: Gid,
+        qpn: Option<Qpn>,
+    },
+    Cm {
+        host: HostId,
+        network: NetworkId,
+        ends: MadEnds,
+        mad: Box<Mad>,
+        tickets: CmTickets,
+    },
     Reload(Box<(PeersFile, PrivateKey)>),
+}
+
+/// A key of this host's that the other one is to have, or one of the other's that is here.
+#[derive(Clone, Debug, PartialEq)]
+pub enum SealMessage {
+    Key { id: u32, in_use: Option<u32>, secret: SealSecret },
+    Held { id: u32 },
 }
 
 /// State that the thread shares with the handles.
@@ -131,6 +175,11 @@ impl PeersHandle {
     /// Frames to a host may have so much payload; 0: the link takes none.
     pub fn frames(&self, host: HostId, payload_bytes: u16) {
         self.put(Command::Frames { host, payload_bytes });
+    }
+
+    /// Brings a host a key that it will be sealed to with, or says that one of its own is here. Lost if it is not up.
+    pub fn seal(&self, host: HostId, message: SealMessage) {
+        self.put(Command::Seal { host, message });
     }
 
     /// Policy has ended the connection of `peer`, which is of this host, with that host's `qpn`.

@@ -31,6 +31,7 @@ fn file() -> PeersFile {
         key_file: "key".into(),
         icrc: true,
         frames: true,
+        sealed: false,
         peers: vec![peer],
         external: Vec::new(),
         dscp: 0,

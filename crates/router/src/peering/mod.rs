@@ -2,7 +2,8 @@
 //!
 //! - `file`: the peers file says which hosts there are, by what keys they are known, whose addresses they have;
 //! - `state`: what is known of each host, a pure state machine; `claims` is its table of addresses and groups,
-//!   `outbox` its part in connection management;
+//!   `outbox` its part in connection management,
+//!   `seals` in the keys of sealed packets;
 //! - `channel`: Noise and frames, without sockets;
 //! - `thread`: sockets and time around these two;
 //! - `handle`, `update`: what other threads say to it, and hear of it.
@@ -16,8 +17,10 @@ mod file;
 mod handle;
 mod identities;
 mod link;
+mod notes;
 mod outbox;
 mod prefix;
+mod seals;
 mod state;
 mod thread;
 mod update;
@@ -25,12 +28,14 @@ mod update;
 #[cfg(test)]
 mod identities_tests;
 #[cfg(test)]
+mod seals_tests;
+#[cfg(test)]
 mod state_tests;
 
 pub use crate::admission::access::VnicIdentity;
 pub use channel::{ChannelError, Event, Identity, NoiseChannel};
 pub use file::{External, FileError, KEY_BYTES, Key, PeerEntry, PeersFile, PrivateKey, key_text, parse_key};
-pub use handle::{CmTickets, PeersHandle, Sink};
+pub use handle::{CmTickets, PeersHandle, SealMessage, Sink};
 pub use prefix::{Prefix, PrefixError};
 pub use state::{ConnectionId, Ending, HOST_NUMBER_MAX, Output, PING_INTERVAL, SILENCE_MAX, State};
 pub use thread::Peers;

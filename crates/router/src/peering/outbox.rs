@@ -106,6 +106,7 @@ mod tests {
                 key_file: "key".into(),
                 icrc: true,
                 frames: true,
+                sealed: false,
                 peers: vec![peer],
                 external: Vec::new(),
                 dscp: 0,

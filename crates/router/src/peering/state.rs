@@ -25,16 +25,18 @@
 use super::claims::{ClaimSubject, Claims};
 use super::file::{PeerEntry, PeersFile};
 use super::identities::Identities;
+pub use super::notes::{Note, Why};
 use super::update::{ExternalPeers, Mad, MadEnds, Settings, Update};
 use crate::admission::access::VnicIdentity;
 use crate::admission::address_map::AddressMap;
 use freeflow_engine::{HostId, PeerInfo};
 use freeflow_protocol::admin::PeerCounters;
-use freeflow_protocol::peer::{FEATURE_FRAMES, FEATURE_RECORDS, FEATURE_SELECTIVE, PEER_PROTOCOL, PeerMessage, QpInfo};
-use freeflow_protocol::version::{Disagreement, Offer};
+use freeflow_protocol::peer::{
+    FEATURE_FRAMES, FEATURE_RECORDS, FEATURE_SEALED, FEATURE_SELECTIVE, PEER_PROTOCOL, PeerMessage, QpInfo,
+};
+use freeflow_protocol::version::Offer;
 use freeflow_verbs::{Duration, Gid, Instant, NetworkId, Qpn};
 use std::collections::{BTreeMap, VecDeque};
-use std::fmt;
 use std::ops::Bound;
 use std::sync::Arc;
 
@@ -69,14 +71,6 @@ pub enum Output {
     Note(String, Note),
 }
 
-#[derive(Clone, Debug, PartialEq)]
-pub enum Note {
-    Up { restarted: bool },
-    Down(Why),
-    Claimed { subject: ClaimSubject, refusal: &'static str },
-    RefusedCm { from: Gid, to: Gid, network: String },
-}
-
 /// How a connection ended that this state machine did not close.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
@@ -84,50 +78,6 @@ pub enum Ending {
     Closed,
     /// By this side, because the other one reads nothing.
     Stuck,
-}
-
-/// Why a connection ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
-    Ended,
-    Replaced,
-    Silent,
-    NotGreeted,
-    Disagreed(Disagreement),
-    OtherName,
-    Nonsense,
-    Removed,
-    Stuck,
-}
-
-impl fmt::Display for Note {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Up { restarted: false } => f.write_str("connected"),
-            Self::Up { restarted: true } => f.write_str("connected; it is another run of that router"),
-            Self::Down(why) => write!(f, "connection ended: {why}"),
-            Self::RefusedCm { from, to, network } => {
-                write!(f, "connection management refused: from {from} to {to} in network {network:?}")
-            }
-            Self::Claimed { subject, refusal } => write!(f, "announced {subject}, refused: {refusal}"),
-        }
-    }
-}
-
-impl fmt::Display for Why {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Ended => f.write_str("by the other side or the network"),
-            Self::Replaced => f.write_str("the host has connected again"),
-            Self::Silent => f.write_str("nothing came for too long"),
-            Self::NotGreeted => f.write_str("a message before Hello"),
-            Self::Disagreed(why) => write!(f, "the routers are of different releases: {why}"),
-            Self::OtherName => f.write_str("the other router says that it has another name"),
-            Self::Nonsense => f.write_str("a message that makes no sense"),
-            Self::Removed => f.write_str("the peers file was changed"),
-            Self::Stuck => f.write_str("the other side takes nothing"),
-        }
-    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -181,6 +131,8 @@ struct Host {
     epoch: Option<u64>,
     icrc: bool,
     frames: bool,
+    /// Why the last connection ended, until it is up again.
+    problem: Option<Why>,
     /// While it is not up: when its announcements become void.
     kept_until: Option<Instant>,
     announced: Announced,
@@ -198,6 +150,8 @@ pub struct HostStatus {
     pub rtt: Option<Duration>,
     pub icrc: bool,
     pub frames: bool,
+    pub sealed: bool,
+    pub problem: Option<Why>,
     pub route_count: u32,
     pub counters: PeerCounters,
 }
@@ -261,6 +215,8 @@ impl State {
             rtt: host.rtt,
             icrc: host.icrc,
             frames: host.frames,
+            sealed: self.file.sealed,
+            problem: host.problem,
             route_count: self.claims.route_count(*id),
             counters: host.counters,
         };
@@ -285,7 +241,8 @@ impl State {
     /// A peers file was read, at the start or again. Hosts that are as they were keep their
     /// connections, unless this host itself has changed.
     pub fn handle_reload(&mut self, now: Instant, file: PeersFile) {
-        let own = |file: &PeersFile| (file.host.clone(), file.address, file.control_port, file.icrc, file.frames);
+        let wire = |file: &PeersFile| (file.icrc, file.frames, file.sealed);
+        let own = |file: &PeersFile| (file.host.clone(), file.address, file.control_port, wire(file));
         let same_own = own(&self.file) == own(&file);
         let going: Vec<HostId> = (self.hosts.iter())
             .filter(|(_, host)| !same_own || !file.peers.contains(&host.entry))
@@ -310,6 +267,7 @@ impl State {
                 epoch: None,
                 icrc: false,
                 frames: false,
+                problem: None,
                 kept_until: None,
                 announced: Announced::UpTo(None),
                 pinged: None,
@@ -335,6 +293,7 @@ impl State {
         let settings = Settings {
             address: self.file.address,
             dscp: self.file.dscp,
+            sealed: self.file.sealed,
             routers: self.file.peers.iter().map(|peer| peer.address).collect(),
             external: external.collect(),
         };
@@ -367,7 +326,9 @@ impl State {
     /// Versions and features that this host speaks, as its peers file has it.
     fn offer(&self) -> Offer {
         let without = if self.file.frames { 0 } else { FEATURE_FRAMES | FEATURE_SELECTIVE | FEATURE_RECORDS };
-        Offer { features: PEER_PROTOCOL.features & !without, ..PEER_PROTOCOL }
+        let sealed = if self.file.sealed { FEATURE_SEALED } else { 0 };
+        let features = PEER_PROTOCOL.features & !without | sealed;
+        Offer { features, required_features: sealed, ..PEER_PROTOCOL }
     }
 
     /// How much payload the link to a host takes in frames, if it is up and takes any.
@@ -406,7 +367,7 @@ impl State {
         }
     }
 
-    fn offend(&mut self, now: Instant, id: HostId, why: Why) {
+    pub(super) fn offend(&mut self, now: Instant, id: HostId, why: Why) {
         if let Some(host) = self.hosts.get_mut(&id) {
             host.counters.protocol_errors += 1;
         }
@@ -427,6 +388,12 @@ impl State {
             self.outputs.push_back(Output::Update(Update::HostDown { host: id }));
         }
         host.rtt = None;
+        // That it ended says less than why it never came up.
+        match why {
+            Why::Replaced => {}
+            Why::Ended => drop(host.problem.get_or_insert(why)),
+            _ => host.problem = Some(why),
+        }
         host.pause(now, &self.file.host);
         self.outputs.push_back(Output::Note(host.entry.host.clone(), Note::Down(why)));
     }
@@ -509,6 +476,7 @@ impl State {
             PeerMessage::Frames { payload_bytes } => {
                 self.outputs.push_back(Output::Update(Update::Frames { host: id, payload_bytes }));
             }
+            PeerMessage::SealKey { .. } | PeerMessage::SealKeyHeld { .. } => self.handle_seal(now, id, message),
             PeerMessage::Ask { qpn } => self.outputs.push_back(Output::Update(Update::Asked { host: id, qpn })),
             PeerMessage::Info { qpn, info } => {
                 let info = info.and_then(|info| self.checked(id, info));
@@ -535,6 +503,10 @@ impl State {
         let PeerMessage::Hello { offer, host: name, epoch, icrc_wanted } = message else {
             return self.offend(now, id, Why::NotGreeted);
         };
+        let theirs = if self.file.sealed { offer.features } else { offer.required_features };
+        if self.file.sealed != (theirs & FEATURE_SEALED != 0) {
+            return self.offend(now, id, Why::Seal { here: self.file.sealed });
+        }
         let agreed = match own_offer.agree(&offer) {
             Ok(agreed) => agreed,
             Err(why) => return self.offend(now, id, Why::Disagreed(why)),
@@ -543,6 +515,7 @@ impl State {
             return self.offend(now, id, Why::OtherName);
         }
         host.enter(now, Phase::Up { connection, heard: now, ping_at: now });
+        host.problem = None;
         host.icrc = icrc_wanted && self.file.icrc;
         host.frames = agreed.features & FEATURE_FRAMES != 0;
         host.announced = Announced::UpTo(None);

@@ -8,8 +8,7 @@ use freeflow_engine::{HostId, PeerInfo};
 use freeflow_protocol::peer::{MAD_BYTES, PEER_PROTOCOL, PeerMessage, QpInfo};
 use freeflow_protocol::version::{Agreement, Disagreement, Offer, VersionRange};
 use freeflow_verbs::{Duration, Gid, Instant, NetworkId, QpType, Qpn};
-use std::collections::VecDeque;
-use std::sync::Arc;
+use std::{collections::VecDeque, sync::Arc};
 
 const DEFAULT: NetworkId = NetworkId(7);
 
@@ -43,6 +42,7 @@ fn file(own: u8) -> PeersFile {
         key_file: "key".into(),
         icrc: true,
         frames: true,
+        sealed: false,
         peers: peers.collect(),
         external: Vec::new(),
         dscp: 0,
@@ -210,12 +210,12 @@ fn the_icrc_and_frames_are_used_if_both_want_them() {
 fn who_does_not_greet_well_is_cut_off() {
     let (ours, later) = (PEER_PROTOCOL.versions, VersionRange { lowest: 2, highest: 3 });
     let versions = Offer { versions: later, ..PEER_PROTOCOL };
-    let features = Offer { features: PEER_PROTOCOL.features | 4, required_features: 4, ..PEER_PROTOCOL };
+    let features = Offer { features: PEER_PROTOCOL.features | 8, required_features: 8, ..PEER_PROTOCOL };
     for (message, why) in [
         (PeerMessage::Synced, Why::NotGreeted),
         (address("default", "10.111.1.1"), Why::NotGreeted),
         (greeting("h1", 1, versions), Why::Disagreed(Disagreement::Versions { ours, theirs: later })),
-        (greeting("h1", 1, features), Why::Disagreed(Disagreement::Features { missing_here: 4, missing_there: 0 })),
+        (greeting("h1", 1, features), Why::Disagreed(Disagreement::Features { missing_here: 8, missing_there: 0 })),
         (hello("h3", 1), Why::OtherName),
     ] {
         let mut solo = Solo::new(only(2, 1));
@@ -548,12 +548,8 @@ fn settings_name_networks_by_number() {
     let file = PeersFile { external: vec![external("default"), external("unknown")], dscp: 5, ..only(2, 1) };
     solo.state.handle_reload(solo.now, file);
     let external = vec![ExternalPeers { network: DEFAULT, allow: vec!["192.0.2.9/32".parse().unwrap()] }];
-    let settings = Settings {
-        address: "192.0.2.2".parse().unwrap(),
-        dscp: 5,
-        routers: vec!["192.0.2.1".parse().unwrap()],
-        external,
-    };
+    let (address, routers) = ("192.0.2.2".parse().unwrap(), vec!["192.0.2.1".parse().unwrap()]);
+    let settings = Settings { address, dscp: 5, sealed: false, routers, external };
     assert_eq!(solo.take_updates(), [Update::Settings(settings)]);
 }
 

@@ -8,7 +8,8 @@ use super::channel::{ChannelError, Event, Identity, NoiseChannel};
 use super::file::{PeersFile, PrivateKey};
 use super::handle::{Command, PeersHandle, Published, Shared, Sink};
 use super::link::{Flow, Link, Stage};
-use super::state::{ConnectionId, Ending, HostStatus, Note, Output, State};
+use super::notes::Note;
+use super::state::{ConnectionId, Ending, HostStatus, Output, State};
 use super::update::Update;
 use crate::base::log::{Lines, info, warning};
 use crate::base::privileges::{self, ThreadKind};
@@ -222,6 +223,7 @@ impl Thread {
                 Command::Ask { host, qpn } => self.state.ask(host, qpn),
                 Command::Notify { host, qpn, info } => self.state.notify(host, qpn, info),
                 Command::Frames { host, payload_bytes } => self.state.announce_frames(host, payload_bytes),
+                Command::Seal { host, message } => self.state.send_seal(host, message),
                 Command::Network { name, network } => self.state.handle_network(&name, network),
                 Command::AddressMap(address_map) => self.state.handle_address_map(address_map),
                 Command::Address { network, gid, identity } => self.state.handle_address(&network, gid, identity),
@@ -590,6 +592,8 @@ fn status(host: &HostStatus) -> PeerStatus {
         rtt_us: host.rtt.map(|rtt| rtt.0 / 1000),
         icrc: host.icrc,
         frames: host.frames,
+        sealed: host.sealed,
+        problem: host.problem.map(|why| why.to_string()),
         route_count: host.route_count,
         counters: host.counters,
     }

@@ -2,7 +2,7 @@
 use super::prefix::Prefix;
 use crate::admission::access::{Key, VnicIdentity};
 use freeflow_engine::{HostId, PeerInfo};
-use freeflow_protocol::peer::MAD_BYTES;
+use freeflow_protocol::peer::{MAD_BYTES, SealSecret};
 use freeflow_protocol::version::Agreement;
 use freeflow_verbs::{Gid, NetworkId, Qpn};
 use std::net::IpAddr;
@@ -18,6 +18,11 @@ pub enum Update {
     HostUp { host: HostId, address: IpAddr, icrc: bool, epoch: u64, agreed: Agreement },
     /// Its link to this host takes frames with so much payload; 0: none.
     Frames { host: HostId, payload_bytes: u16 },
+    /// It will seal packets with this key of its own, as soon as it hears that this host has it; until then with
+    /// `in_use`.
+    SealKey { host: HostId, id: u32, in_use: Option<u32>, secret: SealSecret },
+    /// It has this key of ours.
+    SealKeyHeld { host: HostId, id: u32 },
     /// It can't be asked any more. Routes and answers stay as they are, for now.
     HostDown { host: HostId },
     /// Where an address is; `None`: on no other host.
@@ -55,6 +60,8 @@ pub struct Settings {
     /// Of this host, for packets.
     pub address: IpAddr,
     pub dscp: u8,
+    /// Nothing goes to a router or comes from one that is not sealed.
+    pub sealed: bool,
     /// Addresses of all other routers of the peers file, connected or not.
     pub routers: Vec<IpAddr>,
     pub external: Vec<ExternalPeers>,

@@ -483,8 +483,16 @@ impl Machine {
         let host = "127.0.0.2".parse().unwrap();
         let (path_mtu_bytes, frame_bytes) = (4096, 0);
         let external = true;
-        let peer =
-            Peer { address: host, local: address, icrc: true, external, path_mtu_bytes, frames: false, frame_bytes };
+        let peer = Peer {
+            address: host,
+            local: address,
+            icrc: true,
+            external,
+            path_mtu_bytes,
+            frames: false,
+            frame_bytes,
+            sealed: false,
+        };
         udp.set_peer(PeerIndex(0), peer).unwrap();
         Self { udp }
     }

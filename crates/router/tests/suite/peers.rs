@@ -82,6 +82,7 @@ impl Lab {
             key_file: "none".into(),
             icrc: true,
             frames: true,
+            sealed: false,
             peers: peers.collect(),
             external: Vec::new(),
             dscp: 0,

@@ -7,6 +7,7 @@ use crate::peering::{Settings, Update};
 use freeflow_backend::path_mtu;
 use freeflow_cm::{GID_COUNT, Link, Route, Scope, ScopedGid, VnicRef};
 use freeflow_engine::HostId;
+use freeflow_protocol::peer::FEATURE_SEALED;
 use freeflow_verbs::{Gid, NetworkId, PathMtu, VerbsError};
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, RandomState};
@@ -105,9 +106,10 @@ impl Places {
     /// `in_use` gives the addresses of machines that connections lead to, among others.
     pub fn handle_update(&mut self, update: Update, in_use: impl FnOnce() -> BTreeSet<Gid>) -> Vec<Link> {
         match update {
-            Update::HostUp { host, address, .. } => {
-                let own = self.settings.as_ref().map(|settings| settings.address);
-                let bytes = own.and_then(|own| path_mtu(own, address).ok());
+            Update::HostUp { host, address, agreed, .. } => {
+                let (own, sealed) =
+                    (self.settings.as_ref().map(|own| own.address), agreed.features & FEATURE_SEALED != 0);
+                let bytes = own.and_then(|own| path_mtu(own, address, sealed).ok());
                 let mtu = bytes.map_or(PathMtu::Mtu1024, largest_mtu);
                 self.hosts.insert(host, mtu);
             }
@@ -130,6 +132,8 @@ impl Places {
             | Update::Party { .. }
             | Update::Disconnected { .. }
             | Update::Frames { .. }
+            | Update::SealKey { .. }
+            | Update::SealKeyHeld { .. }
             | Update::Cm { .. } => {}
         }
         Vec::new()
@@ -201,7 +205,7 @@ impl Places {
         }
         let number = self.external_number(to);
         let (link, local) = (Link::External(number), ScopedGid { scope: Scope::External, gid: own });
-        let route = path_mtu(address_of(own), address_of(to)).map(|bytes| Route {
+        let route = path_mtu(address_of(own), address_of(to), false).map(|bytes| Route {
             link,
             local,
             remote: to,
@@ -236,6 +240,7 @@ mod tests {
         Update::Settings(Settings {
             address: "127.0.0.1".parse().unwrap(),
             dscp: 0,
+            sealed: false,
             routers: vec!["127.0.0.3".parse().unwrap()],
             external: vec![ExternalPeers { network: NETWORK, allow }],
         })

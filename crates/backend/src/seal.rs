@@ -1,0 +1,465 @@
+//! The keys of sealed hosts ([`freeflow_wire::sealed`]): one of each direction in use, and how they change.
+//!
+//! ```text
+//! here                                       there
+//! offer_key, poll_key: draws a key   ──────► accept_key: opens packets with it, too
+//! use_key: seals with it             ◄────── says that it has it
+//! ```
+//! What goes over the arrows is the caller's business: it has to be authenticated and secret. A key is for one
+//! direction of one pair of hosts, and drawn at random by the sender, so no two runs of a router share one; the packets
+//! that it seals are counted, and the count is the nonce: none comes twice.
+//!
+//! **Renewal.** After [`KEY_PACKETS`] packets or [`KEY_TIME_NS`] another key is offered ([`Udp::poll_key`]); the one in
+//! use goes on until the other host has the new one, and the receiver has it for [`KEY_HELD_NS`] longer: no packet is
+//! lost for it. A key ends for good at twice as many packets: then nothing is sent any more. AES-GCM's advantage bound
+//! of RFC 9001, B.1.1 (2^-57 for 2^35 blocks of 16 bytes) is kept with [`crate::PACKET_BYTES_MAX`] in each packet.
+//!
+//! **To a sealed host nothing goes plain:** without a key it is lost, and counted.
+use crate::counters::WireCounters;
+use crate::sys;
+use freeflow_wire::frame::{FRAME_HEADER_BYTES, FRAME_PAYLOAD_BYTES_MAX};
+use freeflow_wire::sealed::{
+    SEAL_BYTES, SEAL_HEADER_BYTES, SEAL_KEY_BYTES, SEAL_NONCE_BYTES, SEAL_TAG_BYTES, SealHeader,
+};
+use freeflow_wire::{MASK_24, ReplayWindow};
+use ring::aead::{AES_128_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
+use std::fmt;
+use std::io;
+
+/// Packets after which a key is replaced.
+pub const KEY_PACKETS: u64 = 1 << 24;
+/// Packets that a key seals, at most.
+const KEY_PACKETS_MAX: u64 = 2 * KEY_PACKETS;
+const BLOCK_BYTES: u64 = 16;
+/// No packet of the standard is as long.
+const TEXT_BYTES_MAX: u64 = (FRAME_HEADER_BYTES + FRAME_PAYLOAD_BYTES_MAX) as u64;
+const _: () = assert!(KEY_PACKETS_MAX * TEXT_BYTES_MAX.div_ceil(BLOCK_BYTES) <= 1 << 35);
+/// Time after which a key is replaced, nanoseconds: ten minutes.
+pub const KEY_TIME_NS: u64 = 600_000_000_000;
+/// So long a key opens packets after the sender has another one, nanoseconds.
+pub const KEY_HELD_NS: u64 = 30_000_000_000;
+/// Keys of one sender: in use, new, and two that are held.
+const RECEIVE_KEY_COUNT_MAX: usize = 4;
+/// Until random bits are asked for again that the kernel did not give, nanoseconds.
+const RETRY_NS: u64 = 1_000_000_000;
+pub(crate) const NEVER: u64 = u64::MAX;
+
+/// The secret of one key. Never printed.
+#[derive(Clone, PartialEq, Eq)]
+pub struct SealSecret {
+    pub key: [u8; SEAL_KEY_BYTES],
+    /// Of the nonces.
+    pub base: [u8; SEAL_NONCE_BYTES],
+}
+
+impl fmt::Debug for SealSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SealSecret")
+    }
+}
+
+/// To be brought to the other host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyOffer {
+    /// Number of the key, 24 bits.
+    pub id: u32,
+    /// The key that packets are sealed with until the other host has this one.
+    pub in_use: Option<u32>,
+    pub secret: SealSecret,
+}
+
+/// When keys are replaced.
+#[derive(Clone, Copy)]
+pub(crate) struct Limits {
+    pub packets: u64,
+    pub time_ns: u64,
+}
+
+fn aead_key(secret: &SealSecret) -> LessSafeKey {
+    let key = UnboundKey::new(&AES_128_GCM, &secret.key).expect("the key has this algorithm's length");
+    LessSafeKey::new(key)
+}
+
+/// A key of this host's.
+pub(crate) struct SendKey {
+    id: u32,
+    key: LessSafeKey,
+    base: [u8; SEAL_NONCE_BYTES],
+    /// Packets sealed: the counter of the next one.
+    count: u64,
+    since_ns: u64,
+}
+
+impl SendKey {
+    fn new(id: u32, secret: &SealSecret, now_ns: u64) -> Self {
+        Self { id, key: aead_key(secret), base: secret.base, count: 0, since_ns: now_ns }
+    }
+
+    /// Seals the text between the places of header and tag.
+    #[inline]
+    pub fn seal(&mut self, packet: &mut [u8]) {
+        let header = SealHeader { key: self.id, counter: self.count };
+        assert!(self.count < KEY_PACKETS_MAX && packet.len() >= SEAL_BYTES);
+        // Before anything else: a counter is never used again, whatever becomes of the packet.
+        self.count += 1;
+        let head = header.encode();
+        let (place, rest) = packet.split_at_mut(SEAL_HEADER_BYTES);
+        place.copy_from_slice(&head);
+        let (text, tag) = rest.split_at_mut(rest.len() - SEAL_TAG_BYTES);
+        let nonce = Nonce::assume_unique_for_key(header.nonce(&self.base));
+        match self.key.seal_in_place_separate_tag(nonce, Aad::from(head), text) {
+            Ok(value) => tag.copy_from_slice(value.as_ref()),
+            // Only of texts longer than GCM takes. It does not leave in the clear.
+            Err(_) => packet.fill(0),
+        }
+    }
+}
+
+/// A key of the other host's.
+struct ReceiveKey {
+    id: u32,
+    key: LessSafeKey,
+    base: [u8; SEAL_NONCE_BYTES],
+    window: ReplayWindow,
+    /// It has opened a packet: its sender has gone over to it.
+    used: bool,
+    expires_ns: u64,
+}
+
+/// Why a packet was not opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    Plain,
+    UnknownKey,
+    Replayed,
+    BadTag,
+}
+
+/// The keys between this host and another.
+pub(crate) struct Seal {
+    sending: Option<SendKey>,
+    /// The other host may not have it yet.
+    offered: Option<SendKey>,
+    /// The newest first.
+    receiving: Vec<ReceiveKey>,
+    /// Of the last key that was offered.
+    last_id: Option<u32>,
+    /// The other host's router is gone: by then it is back, or all keys are forgotten.
+    pub forget_at_ns: u64,
+    /// The kernel gave no random bits for a key.
+    retry_at_ns: u64,
+}
+
+impl Default for Seal {
+    fn default() -> Self {
+        Self {
+            sending: None,
+            offered: None,
+            receiving: Vec::new(),
+            last_id: None,
+            forget_at_ns: NEVER,
+            retry_at_ns: NEVER,
+        }
+    }
+}
+
+impl Seal {
+    #[inline]
+    pub fn may_send(&self) -> bool {
+        self.sending.as_ref().is_some_and(|key| key.count < KEY_PACKETS_MAX)
+    }
+
+    /// The key to seal the next packet with, and whether it has to be replaced from there on.
+    #[inline]
+    pub fn sender(&mut self, key_packets: u64) -> Option<(&mut SendKey, bool)> {
+        let key = self.sending.as_mut().filter(|key| key.count < KEY_PACKETS_MAX)?;
+        let is_worn = key.count + 1 == key_packets;
+        Some((key, is_worn))
+    }
+
+    /// Draws the next key. After a failure it is due again, later.
+    pub fn offer(&mut self, now_ns: u64) -> io::Result<KeyOffer> {
+        let mut random = [0; SEAL_KEY_BYTES + SEAL_NONCE_BYTES + 4];
+        self.retry_at_ns = now_ns + RETRY_NS;
+        sys::fill_random(&mut random)?;
+        self.retry_at_ns = NEVER;
+        let (key, rest) = random.split_at(SEAL_KEY_BYTES);
+        let (base, id) = rest.split_at(SEAL_NONCE_BYTES);
+        let mut secret = SealSecret { key: [0; SEAL_KEY_BYTES], base: [0; SEAL_NONCE_BYTES] };
+        secret.key.copy_from_slice(key);
+        secret.base.copy_from_slice(base);
+        // Any number at first, so that those of two runs of a router are hardly ever equal.
+        let first = id.iter().fold(0, |number, &byte| number << 8 | u32::from(byte));
+        let id = self.last_id.map_or(first, |last| last + 1) & MASK_24;
+        self.last_id = Some(id);
+        self.offered = Some(SendKey::new(id, &secret, now_ns));
+        Ok(KeyOffer { id, in_use: self.sending.as_ref().map(|key| key.id), secret })
+    }
+
+    /// False: it is not the one that was offered last.
+    pub fn begin_use(&mut self, id: u32, now_ns: u64) -> bool {
+        let Some(mut key) = self.offered.take_if(|key| key.id == id) else { return false };
+        key.since_ns = now_ns;
+        self.sending = Some(key);
+        true
+    }
+
+    pub fn accept(&mut self, (id, secret): (u32, &SealSecret), in_use: Option<u32>, now_ns: u64) {
+        self.receiving.retain(|key| key.id != id);
+        for key in &mut self.receiving {
+            key.expires_ns = if in_use == Some(key.id) { NEVER } else { key.expires_ns.min(now_ns + KEY_HELD_NS) };
+        }
+        if self.receiving.len() >= RECEIVE_KEY_COUNT_MAX {
+            // Of those that end at the same time the oldest.
+            let first = (0..self.receiving.len()).rev().min_by_key(|&at| self.receiving[at].expires_ns);
+            first.map(|at| self.receiving.remove(at));
+        }
+        let window = ReplayWindow::default();
+        let key = ReceiveKey { id, key: aead_key(secret), base: secret.base, window, used: false, expires_ns: NEVER };
+        self.receiving.insert(0, key);
+    }
+
+    /// Opens a packet in place; gives the length of its text, and whether it is the first one of the newest key.
+    #[inline]
+    pub fn open(&mut self, packet: &mut [u8]) -> Result<(usize, bool), Refusal> {
+        let Some((header, _)) = SealHeader::parse(packet) else { return Err(Refusal::Plain) };
+        let at = self.receiving.iter().position(|key| key.id == header.key).ok_or(Refusal::UnknownKey)?;
+        let key = &mut self.receiving[at];
+        if !key.window.is_new(header.counter) {
+            return Err(Refusal::Replayed);
+        }
+        let nonce = Nonce::assume_unique_for_key(header.nonce(&key.base));
+        let (head, rest) = packet.split_at_mut(SEAL_HEADER_BYTES);
+        let text = key.key.open_in_place(nonce, Aad::from(&*head), rest).map_err(|_| Refusal::BadTag)?;
+        key.window.note(header.counter);
+        let is_first = !key.used && at == 0;
+        key.used = true;
+        Ok((text.len(), is_first))
+    }
+
+    /// Forgets what has had its time.
+    pub fn expire(&mut self, now_ns: u64) {
+        if self.forget_at_ns <= now_ns {
+            *self = Self { last_id: self.last_id, ..Self::default() };
+        }
+        if let Some((newest, older)) = self.receiving.split_first_mut()
+            && newest.used
+        {
+            older.iter_mut().for_each(|key| key.expires_ns = key.expires_ns.min(now_ns + KEY_HELD_NS));
+        }
+        self.receiving.retain(|key| now_ns < key.expires_ns);
+    }
+
+    /// Another key is to be offered.
+    pub fn is_worn(&self, now_ns: u64, limits: Limits) -> bool {
+        let worn = |key: &SendKey| key.count >= limits.packets || now_ns >= key.since_ns.saturating_add(limits.time_ns);
+        match self.retry_at_ns {
+            NEVER => self.offered.is_none() && self.sending.as_ref().is_some_and(worn),
+            retry_at_ns => retry_at_ns <= now_ns,
+        }
+    }
+
+    /// When there is something to do that is not due now.
+    pub fn due_ns(&self, limits: Limits) -> u64 {
+        let ends = self.receiving.iter().map(|key| key.expires_ns).min().unwrap_or(NEVER);
+        let renewal = match &self.sending {
+            _ if self.retry_at_ns != NEVER => self.retry_at_ns,
+            Some(key) if self.offered.is_none() => key.since_ns.saturating_add(limits.time_ns),
+            _ => NEVER,
+        };
+        ends.min(renewal).min(self.forget_at_ns)
+    }
+}
+
+impl Refusal {
+    pub fn count(self, counters: &mut WireCounters) {
+        let count = match self {
+            Self::Plain => &mut counters.unsealed,
+            Self::UnknownKey => &mut counters.unknown_key,
+            Self::Replayed => &mut counters.replayed,
+            Self::BadTag => &mut counters.bad_tag,
+        };
+        *count += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    const LIMITS: Limits = Limits { packets: 10, time_ns: 1000 };
+
+    /// One direction: the sender's keys, and the receiver's.
+    fn pair() -> (Seal, Seal) {
+        let (mut from, mut to) = (Seal::default(), Seal::default());
+        renew(&mut from, &mut to, 0);
+        (from, to)
+    }
+
+    /// A new key, all the way.
+    fn renew(from: &mut Seal, to: &mut Seal, now_ns: u64) {
+        let offer = from.offer(now_ns).expect("random bits");
+        to.accept((offer.id, &offer.secret), offer.in_use, now_ns);
+        assert!(from.begin_use(offer.id, now_ns));
+    }
+
+    fn sealed(from: &mut Seal, text: &[u8]) -> Vec<u8> {
+        let mut packet = [&[0; SEAL_HEADER_BYTES], text, &[0; SEAL_TAG_BYTES]].concat();
+        let (key, _) = from.sender(LIMITS.packets).expect("a key");
+        key.seal(&mut packet);
+        packet
+    }
+
+    fn open(to: &mut Seal, packet: &[u8]) -> Result<Vec<u8>, Refusal> {
+        let mut packet = packet.to_vec();
+        let (bytes, _) = to.open(&mut packet)?;
+        Ok(packet[SEAL_HEADER_BYTES..][..bytes].to_vec())
+    }
+
+    #[test]
+    fn a_packet_is_opened_once_and_only_as_it_was_sealed() {
+        let (mut from, mut to) = pair();
+        let packet = sealed(&mut from, b"some text that is nobody's business");
+        assert!(!packet.windows(9).any(|part| part == b"some text"));
+        for bit in 0..packet.len() * 8 {
+            let mut other = packet.clone();
+            other[bit / 8] ^= 1 << (bit % 8);
+            let why = match bit / 8 {
+                0 => Refusal::Plain,
+                1..4 => Refusal::UnknownKey,
+                _ => Refusal::BadTag,
+            };
+            assert_eq!(open(&mut to, &other), Err(why), "bit {bit}");
+        }
+        for bytes in 0..packet.len() {
+            let why = if bytes < SEAL_BYTES { Refusal::Plain } else { Refusal::BadTag };
+            assert_eq!(open(&mut to, &packet[..bytes]), Err(why), "{bytes} bytes");
+        }
+        assert_eq!(open(&mut to, &packet), Ok(b"some text that is nobody's business".to_vec()));
+        assert_eq!(open(&mut to, &packet), Err(Refusal::Replayed));
+        // The other direction has keys of its own, and so has another host.
+        assert_eq!(open(&mut from, &packet), Err(Refusal::UnknownKey));
+        let (mut stranger, _) = pair();
+        let key = stranger.sending.as_mut().expect("a key");
+        (key.id, key.count) = (from.sending.as_ref().expect("a key").id, 7);
+        assert_eq!(open(&mut to, &sealed(&mut stranger, b"forged")), Err(Refusal::BadTag));
+    }
+
+    #[test]
+    fn no_two_packets_have_the_same_key_and_nonce() {
+        let mut used = BTreeSet::new();
+        // Runs of a router, with several keys each, some of which never come into use.
+        for _ in 0..20 {
+            let mut from = Seal::default();
+            for round in 0..10 {
+                let offer = from.offer(round).expect("random bits");
+                if round % 3 == 1 || !from.begin_use(offer.id, round) {
+                    continue;
+                }
+                for number in 0..50 {
+                    let packet = sealed(&mut from, b"text");
+                    let (header, _) = SealHeader::parse(&packet).expect("sealed");
+                    assert_eq!((header.key, header.counter), (offer.id, number));
+                    assert!(used.insert((offer.secret.key, header.nonce(&offer.secret.base))));
+                }
+            }
+        }
+        assert_eq!(used.len(), 20 * 7 * 50);
+    }
+
+    #[test]
+    fn a_key_ends_for_good() {
+        let (mut from, mut to) = pair();
+        from.sending.as_mut().expect("a key").count = KEY_PACKETS_MAX - 1;
+        assert!(from.may_send());
+        assert!(open(&mut to, &sealed(&mut from, b"the last one")).is_ok());
+        assert!(!from.may_send() && from.sender(LIMITS.packets).is_none());
+        renew(&mut from, &mut to, 5);
+        assert!(open(&mut to, &sealed(&mut from, b"the first one")).is_ok());
+    }
+
+    #[test]
+    fn another_key_is_due_after_its_packets_and_its_time() {
+        let (mut from, mut to) = pair();
+        for number in 1..=LIMITS.packets {
+            assert!(!from.is_worn(999, LIMITS));
+            let (key, is_worn) = from.sender(LIMITS.packets).expect("a key");
+            key.seal(&mut [0; SEAL_BYTES]);
+            assert_eq!(is_worn, number == LIMITS.packets, "it is said once");
+        }
+        assert!(from.is_worn(999, LIMITS));
+        renew(&mut from, &mut to, 500);
+        assert!(!from.is_worn(1499, LIMITS) && from.is_worn(1500, LIMITS));
+        assert_eq!(from.due_ns(LIMITS), 1500);
+        from.offer(1500).expect("random bits");
+        assert!(!from.is_worn(9999, LIMITS), "one offer at a time");
+        assert_eq!(from.due_ns(LIMITS), NEVER);
+        assert!(!from.begin_use(from.last_id.expect("an offer") ^ 1, 1600), "not the one that was offered");
+    }
+
+    #[test]
+    fn keys_change_without_a_packet_being_refused() {
+        let (mut from, mut to) = pair();
+        let mut late = Vec::new();
+        for round in 0..10 {
+            let now_ns = round * KEY_HELD_NS;
+            late.push(sealed(&mut from, b"late"));
+            let offer = from.offer(now_ns).expect("random bits");
+            let before = sealed(&mut from, b"before the other host has it");
+            to.accept((offer.id, &offer.secret), offer.in_use, now_ns);
+            let old = sealed(&mut from, b"before it said so");
+            assert!(from.begin_use(offer.id, now_ns));
+            let new = sealed(&mut from, b"with the new key");
+            for packet in [&new, &old, &before] {
+                assert!(open(&mut to, packet).is_ok());
+            }
+            to.expire(now_ns);
+            assert!(open(&mut to, late.last().expect("it was put there")).is_ok());
+            assert_eq!(to.receiving.len(), 2);
+            to.expire(now_ns + KEY_HELD_NS - 1);
+            assert_eq!(open(&mut to, &old), Err(Refusal::Replayed), "it is held");
+            to.expire(now_ns + KEY_HELD_NS);
+            assert_eq!(open(&mut to, &old), Err(Refusal::UnknownKey));
+            assert_eq!(to.receiving.len(), 1);
+        }
+    }
+
+    #[test]
+    fn offers_that_come_to_nothing_leave_the_key_in_use() {
+        let (mut from, mut to) = pair();
+        assert!(open(&mut to, &sealed(&mut from, b"in use")).is_ok());
+        for now_ns in 0..100 {
+            let offer = from.offer(now_ns).expect("random bits");
+            to.accept((offer.id, &offer.secret), offer.in_use, now_ns);
+            to.expire(now_ns);
+            assert!(to.receiving.len() <= RECEIVE_KEY_COUNT_MAX);
+            assert!(open(&mut to, &sealed(&mut from, b"in use")).is_ok());
+        }
+        to.expire(KEY_HELD_NS + 100);
+        assert_eq!(to.receiving.len(), 2, "the one in use, and the last offer");
+        assert!(open(&mut to, &sealed(&mut from, b"in use")).is_ok());
+    }
+
+    #[test]
+    fn a_host_that_does_not_come_back_is_forgotten() {
+        let (mut from, mut to) = pair();
+        let packet = sealed(&mut from, b"text");
+        (from.forget_at_ns, to.forget_at_ns) = (100, 100);
+        assert_eq!(to.due_ns(LIMITS), 100);
+        to.expire(99);
+        assert_eq!(to.receiving.len(), 1);
+        to.expire(100);
+        from.expire(100);
+        assert_eq!(open(&mut to, &packet), Err(Refusal::UnknownKey));
+        assert!(!from.may_send() && from.due_ns(LIMITS) == NEVER);
+        let last = from.last_id.expect("an offer");
+        assert_ne!(from.offer(101).expect("random bits").id, last);
+    }
+
+    #[test]
+    fn secrets_are_not_printed() {
+        let offer = Seal::default().offer(0).expect("random bits");
+        assert!(format!("{offer:?}").ends_with("secret: SealSecret }"));
+    }
+}
