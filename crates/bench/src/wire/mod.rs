@@ -62,11 +62,12 @@ struct Bench<'a> {
 type Measure = fn(&mut Bench<'_>) -> Result<(), String>;
 
 /// Tables in a lab with the larger MTU; with the smaller one only the first.
-const TABLES: [(&str, Measure); 5] = [
+const TABLES: [(&str, Measure); 6] = [
     ("streams", |bench| bench.streams()),
     ("round trips and small messages", |bench| bench.small()),
     ("sizes of messages", |bench| bench.sizes()),
     ("loss, reordering and delay of packets", |bench| bench.unreliable()),
+    ("plain and sealed packets", |bench| bench.sealed()),
     ("many flows", |bench| flows::measure(bench)),
 ];
 /// After those, with the links' offloads off.
@@ -256,6 +257,23 @@ impl Bench<'_> {
             });
             self.lab.set_faults(None)?;
         }
+        Ok(())
+    }
+
+    /// In turns with a lab whose hosts seal what they send each other.
+    fn sealed(&mut self) -> Result<(), String> {
+        let lab = self.lab.beside("sealed")?;
+        let (effort, offloads) = (self.effort, self.offloads);
+        let mut other = Bench { lab: &lab, link: Link::new(&lab)?, effort, offloads, series: Vec::new() };
+        for _ in 0..effort.runs {
+            self.sample(Key::Plain, STREAM_BYTES, |bench| bench.stream(Operation::Write, STREAM_BYTES));
+            other.sample(Key::Sealed, STREAM_BYTES, |bench| bench.stream(Operation::Write, STREAM_BYTES));
+        }
+        let counters = &lab.wire_status(1)?["counters"];
+        if counters.get("keys_used").is_none() {
+            return Err(format!("nothing was sealed: {counters}"));
+        }
+        self.series.append(&mut other.series);
         Ok(())
     }
 

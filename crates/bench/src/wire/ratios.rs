@@ -31,7 +31,7 @@ const SEND: Part = (Key::SendRoundTrip, SMALL_BYTES);
 const LOSS_FREE: Part = (Key::LossFree, STREAM_BYTES);
 const BARE: Part = (Key::BareStreamBeside, STREAM_BYTES);
 
-const WANTED: [Wanted; 16] = [
+const WANTED: [Wanted; 17] = [
     ("WRITE 1 MB, MTU 4200, share of the bare stream", MTU_LARGE, WRITE, (Key::BareStream, STREAM_BYTES), 0.85, 0.95),
     ("WRITE 1 MB, MTU 4200, times iperf3 over the link", MTU_LARGE, WRITE, (Key::IperfLink, 0), 2.0, 2.5),
     ("WRITE 1 MB, MTU 4200, times iperf3 over VXLAN", MTU_LARGE, WRITE, (Key::IperfOverlay, 0), 2.3, 3.0),
@@ -60,6 +60,14 @@ const WANTED: [Wanted; 16] = [
         LOSS_FREE,
         0.9,
         0.97,
+    ),
+    (
+        "WRITE 1 MB in sealed packets, share of plain ones",
+        MTU_LARGE,
+        (Key::Sealed, STREAM_BYTES),
+        (Key::Plain, STREAM_BYTES),
+        0.5,
+        0.7,
     ),
     ("WRITE 1 MB at 10 ms, share of that without delay", MTU_LARGE, (Key::Long, STREAM_BYTES), LOSS_FREE, 0.5, 0.8),
 ];
