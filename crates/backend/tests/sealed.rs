@@ -346,7 +346,7 @@ fn packets_of_several_sockets_come_in_any_order() {
     assert_ne!(taken, expected, "batches of one socket overtake those of another");
     taken.sort_unstable();
     assert_eq!((taken, to.counters().replayed), (expected, 0));
-    assert!(REPLAY_WINDOW >= 4096);
+    const { assert!(REPLAY_WINDOW >= 4096) }
 }
 
 #[test]
@@ -376,7 +376,9 @@ fn damage_on_purpose_and_copies_are_found() {
 }
 
 /// Packets of a capture.
-struct Sink(Arc<Mutex<Vec<(Direction, Vec<u8>)>>>);
+type Kept = Arc<Mutex<Vec<(Direction, Vec<u8>)>>>;
+
+struct Sink(Kept);
 
 impl CaptureSink for Sink {
     fn packet(&mut self, packet: &Captured<'_>) {
@@ -387,7 +389,7 @@ impl CaptureSink for Sink {
 #[test]
 fn a_capture_shows_what_is_inside() {
     let (namespace, mut from, mut to) = keyed(|_, _| {}, false);
-    let kept = Arc::new(Mutex::new(Vec::new()));
+    let kept = Kept::default();
     from.set_capture(Some(Box::new(Sink(kept.clone()))));
     to.set_capture(Some(Box::new(Sink(kept.clone()))));
     let (frame, packet) = (frame(1, MARKED), packet(2, BTH_BYTES + 4));

@@ -213,7 +213,7 @@ impl State {
             state: host.phase.name(),
             since: host.since,
             rtt: host.rtt,
-            icrc: host.icrc,
+            icrc: host.icrc && !self.file.sealed,
             frames: host.frames,
             sealed: self.file.sealed,
             problem: host.problem,

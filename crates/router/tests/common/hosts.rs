@@ -1,5 +1,5 @@
 //! Two routers in this process, on two addresses of the loopback interface.
-use super::{Directory, Host, config, part, until};
+use super::{Directory, Host, config, host_path, part, rest, until};
 use freeflow_protocol::admin::WireStatus;
 use freeflow_router::peering::key_text;
 use freeflow_router::{Config, Mode, Router, WireOptions};
@@ -14,30 +14,35 @@ static ALONE: Mutex<()> = Mutex::new(());
 /// Two hosts that know each other.
 pub struct Hosts {
     pub hosts: [Host; 2],
+    keys: [snow::Keypair; 2],
 }
 
-fn address_of(host: usize) -> String {
+pub fn address_of(host: usize) -> String {
     format!("127.0.0.{}", 2 + host)
 }
 
-fn start(host: usize, keys: &[snow::Keypair; 2], wire: WireOptions, external: &str) -> Host {
-    let directory = Directory::new();
+/// The peers file of a host: plain or sealed.
+fn peers_file(host: usize, keys: &[snow::Keypair; 2], kind: &str, external: &str) -> String {
     let other = 1 - host;
-    let key_file = directory.0.join("host.key");
-    let own: [u8; 32] = keys[host].private.as_slice().try_into().unwrap();
-    std::fs::write(&key_file, key_text(&own)).unwrap();
-    std::fs::set_permissions(&key_file, Permissions::from_mode(0o600)).unwrap();
     let public: [u8; 32] = keys[other].public.as_slice().try_into().unwrap();
-    let peers = directory.0.join("peers.json");
-    let text = format!(
-        r#"{{"host": "h{host}", "address": "{}", "key_file": "host.key", "peers": [
+    format!(
+        r#"{{"host": "h{host}", "address": "{}", "key_file": "host.key", "wire": "{kind}", "peers": [
             {{"host": "h{other}", "address": "{}", "public_key": "{}", "prefixes": ["10.111.{other}.0/24", "10.112.{other}.0/24"]}}],
             "external": [{external}]}}"#,
         address_of(host),
         address_of(other),
         key_text(&public)
-    );
-    std::fs::write(&peers, text).unwrap();
+    )
+}
+
+fn start(host: usize, keys: &[snow::Keypair; 2], wire: WireOptions, kind: &str, external: &str) -> Host {
+    let directory = Directory::new();
+    let key_file = directory.0.join("host.key");
+    let own: [u8; 32] = keys[host].private.as_slice().try_into().unwrap();
+    std::fs::write(&key_file, key_text(&own)).unwrap();
+    std::fs::set_permissions(&key_file, Permissions::from_mode(0o600)).unwrap();
+    let peers = directory.0.join("peers.json");
+    std::fs::write(&peers, peers_file(host, keys, kind, external)).unwrap();
     std::fs::set_permissions(&peers, Permissions::from_mode(0o600)).unwrap();
     let config = Config {
         mode: Mode::Adaptive,
@@ -58,26 +63,46 @@ impl Hosts {
     /// The first may also talk to an external machine at this address.
     pub fn with_external(address: &str) -> Self {
         let external = format!(r#"{{"network": "default", "allow": ["{address}/32"]}}"#);
-        Self::start(&WireOptions::default(), &external)
+        let hosts = Self::start(&WireOptions::default(), ["plain"; 2], &external);
+        hosts.until_connected();
+        hosts
     }
 
     pub fn with(wire: &WireOptions) -> Self {
-        Self::start(wire, "")
+        let hosts = Self::start(wire, ["plain"; 2], "");
+        hosts.until_connected();
+        hosts
     }
 
-    fn start(wire: &WireOptions, external: &str) -> Self {
+    /// Each of them plain or sealed, and maybe not connected.
+    pub fn of_kinds(wire: &WireOptions, kinds: [&str; 2]) -> Self {
+        Self::start(wire, kinds, "")
+    }
+
+    fn start(wire: &WireOptions, kinds: [&str; 2], external: &str) -> Self {
         let keypair = || {
             let pattern = "Noise_KK_25519_ChaChaPoly_BLAKE2s".parse().unwrap();
             snow::Builder::new(pattern).generate_keypair().unwrap()
         };
         let keys = [keypair(), keypair()];
-        let hosts = Self { hosts: [start(0, &keys, wire.clone(), external), start(1, &keys, wire.clone(), "")] };
+        let first = start(0, &keys, wire.clone(), kinds[0], external);
+        let second = start(1, &keys, wire.clone(), kinds[1], "");
+        Self { hosts: [first, second], keys }
+    }
+
+    pub fn until_connected(&self) {
         for host in 0..2 {
             until("the hosts to find each other", || {
-                (!hosts.wire(host).hosts.iter().all(|host| host.external)).then_some(())
+                (!self.wire(host).hosts.iter().all(|host| host.external)).then_some(())
             });
         }
-        hosts
+    }
+
+    /// One is plain or sealed from now on.
+    pub fn set_kind(&self, host: usize, kind: &str) {
+        let (run_dir, text) = (self.hosts[host].run_dir(), peers_file(host, &self.keys, kind, ""));
+        std::fs::write(self.hosts[host].directory.0.join("peers.json"), text).unwrap();
+        assert_eq!(rest(&run_dir, "POST", &host_path(&run_dir, "peers/reload"), "").0, 200);
     }
 
     pub fn wire(&self, host: usize) -> WireStatus {

@@ -17,6 +17,7 @@ mod moderation;
 mod multicast;
 mod peers;
 mod policy;
+mod sealed;
 mod unreliable;
 mod wire;
 mod xrc;

@@ -3,7 +3,7 @@
 use crate::common;
 use freeflow_engine::{HostId, PeerInfo};
 use freeflow_protocol::admin::{AdminReply, AdminRequest, PeersStatus};
-use freeflow_protocol::peer::{PEER_PROTOCOL, PeerMessage};
+use freeflow_protocol::peer::{FEATURE_SEALED, PEER_PROTOCOL, PeerMessage};
 use freeflow_protocol::version::Agreement;
 use freeflow_router::Router;
 use freeflow_router::peering::{
@@ -405,6 +405,27 @@ fn a_peer_that_floods_and_does_not_read_is_cut_off() {
     one.handle.attached("default", gid("10.111.1.1"), vnic());
     other.expect(&route("10.111.1.1", Some(2)));
     assert_eq!(one.handle.status().peers[1].counters.connections, 1);
+}
+
+#[test]
+fn an_older_peer_is_refused_by_a_sealed_host_which_says_why() {
+    let lab = Lab::new(2);
+    let file = PeersFile { sealed: true, ..lab.file(1) };
+    let one = Host::start(file, lab.keys[1].0.clone(), 1);
+    let mut player = Player::connect(&lab, 1);
+    // Its own router is told what it lacks.
+    let greeting = player.next();
+    let requires = matches!(&greeting, Event::Message(PeerMessage::Hello { offer, .. })
+        if offer.required_features == FEATURE_SEALED && PEER_PROTOCOL.agree(offer).is_err());
+    assert!(requires, "{greeting:?}");
+    is_ended(&mut player.stream);
+    let says = |status: &PeersStatus| {
+        let problem = status.peers[0].problem.as_deref().unwrap_or_default();
+        status.peers[0].state != "up" && problem.contains("older release")
+    };
+    assert!(one.status_when("the reason", says).peers[0].sealed);
+    let updates = one.updates.0.lock().unwrap();
+    assert!(!updates.iter().any(|update| matches!(update, Update::HostUp { .. })));
 }
 
 #[test]

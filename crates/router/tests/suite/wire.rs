@@ -17,24 +17,28 @@ const TIMEOUT: u8 = 14;
 /// 1 s: a peer may be off its processor for a while.
 const PATIENT: u8 = 18;
 
-fn count(named: &[Named], name: &str) -> u64 {
+pub fn count(named: &[Named], name: &str) -> u64 {
     named.iter().find(|(known, _)| known == name).map_or(0, |(_, count)| *count)
 }
 
 /// A client on each, and connected QPs.
-struct Apart {
-    hosts: Hosts,
-    a: Client,
-    a_cq: Cq,
-    a_qp: Qp,
-    b: Client,
-    b_cq: Cq,
-    b_qp: Qp,
+pub struct Apart {
+    pub hosts: Hosts,
+    pub a: Client,
+    pub a_cq: Cq,
+    pub a_qp: Qp,
+    pub b: Client,
+    pub b_cq: Cq,
+    pub b_qp: Qp,
 }
 
 impl Apart {
-    fn new(hosts: Hosts, service: QpType) -> Self {
-        let (mut a, mut b) = (hosts.hosts[0].client("a"), hosts.hosts[1].client("b"));
+    pub fn new(hosts: Hosts, service: QpType) -> Self {
+        Self::named(hosts, service, ["a", "b"])
+    }
+
+    pub fn named(hosts: Hosts, service: QpType, names: [&str; 2]) -> Self {
+        let (mut a, mut b) = (hosts.hosts[0].client(names[0]), hosts.hosts[1].client(names[1]));
         let (a_cq, b_cq) = (a.create_cq(64, None), b.create_cq(64, None));
         let (a_qp, b_qp) = (a.create_qp(service, &a_cq), b.create_qp(service, &b_cq));
         a.connect_rc(&a_qp, b.gid(), b_qp.qpn, PATIENT);
@@ -44,7 +48,7 @@ impl Apart {
 }
 
 /// All operations of RC, from memory of one kind to memory of the other.
-fn operations(pair: &mut Apart, from_shared: bool, to_shared: bool) {
+pub fn operations(pair: &mut Apart, from_shared: bool, to_shared: bool) {
     let from = pair.a.memory(WORDS, from_shared);
     let to = pair.b.memory(WORDS, to_shared);
 
