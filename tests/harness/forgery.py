@@ -7,6 +7,7 @@ import time
 from harness.failure import need
 
 FORGE = [sys.executable, str(pathlib.Path(__file__).with_name("forge.py"))]
+SPY = [sys.executable, str(pathlib.Path(__file__).with_name("spy.py"))]
 COUNT = 20
 STRANGER = "192.168.240.99"
 COUNTED_SECONDS = 10

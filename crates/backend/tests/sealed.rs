@@ -177,7 +177,7 @@ fn a_peer_that_becomes_sealed_gets_nothing_plain_any_more() {
     let offer = from.offer_key(PEER, 0).expect("random bits").expect("it is sealed");
     assert!(from.use_key(PEER, 0, offer.id));
     send(&mut from, PEER, FLOW, &packet(2, 64));
-    // What its settings are now changes neither its key nor its count.
+    // Other settings change neither its key nor its count.
     from.set_peer(PEER, Peer { sealed: true, ..peer("10.0.0.1", "10.0.0.2") }).expect("peer");
     send(&mut from, PEER, FLOW, &packet(3, 64));
     from.flush();
@@ -286,7 +286,7 @@ fn keys_change_under_traffic_and_no_packet_is_lost() {
             psn += 1;
         }
         from.flush();
-        // The word of the other host comes a round later than the key gets there: some packets are still of the old one.
+        // The other host's word comes a round later than the key gets there: some packets are still of the old one.
         if let Some(id) = waiting.take() {
             assert!(from.use_key(PEER, now_ns, id));
         }

@@ -2,13 +2,15 @@
 //! networks and vNICs of its own, another peers file, and time, in any order.
 use crate::bytes::Input;
 use freeflow_engine::{HostId, PeerInfo};
-use freeflow_protocol::peer::{MAD_BYTES, PEER_MESSAGE_BYTES_MAX, PEER_PROTOCOL, PeerMessage, QpInfo};
+use freeflow_protocol::peer::{FEATURE_SEALED, MAD_BYTES, PEER_MESSAGE_BYTES_MAX, PEER_PROTOCOL, PeerMessage, QpInfo};
+use freeflow_protocol::version::Offer;
 use freeflow_protocol::{decode, encode};
 use freeflow_router::peering::{
     ConnectionId, Ending, External, KEY_BYTES, MadEnds, Output, PeerEntry, PeersFile, Prefix, State, Update,
     VnicIdentity,
 };
 use freeflow_verbs::{Duration, Gid, Instant, NetworkId, QpType, Qpn};
+use freeflow_wire::MASK_24;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -31,7 +33,7 @@ fn prefix_of(number: u8) -> Prefix {
     text.parse().expect("a prefix")
 }
 
-/// The file with those of the peers whose bits are set.
+/// The file with those of the peers whose bits are set; two others make this host sealed.
 fn file(peers: u8, icrc: bool) -> PeersFile {
     let address = |number: u8| Ipv4Addr::new(192, 0, 2, number).into();
     let entry = |number: u8| PeerEntry {
@@ -48,7 +50,7 @@ fn file(peers: u8, icrc: bool) -> PeersFile {
         key_file: "key".into(),
         icrc,
         frames: !icrc,
-        sealed: false,
+        sealed: peers & 0x60 == 0x20,
         peers: PEERS.into_iter().filter(|number| peers >> number & 1 != 0).map(entry).collect(),
         external: vec![External { network: NETWORKS[0].into(), allow: vec![prefix_of(9)] }],
         dscp: 0,
@@ -155,7 +157,9 @@ impl World {
         let open = self.connections.get(&connection);
         let name = open.and_then(|open| self.state.host(open.host)).map(|entry| entry.host.clone());
         let host = if epoch == 0xff { String::new() } else { name.unwrap_or_default() };
-        let hello = PeerMessage::Hello { offer: PEER_PROTOCOL, host, epoch: epoch.into(), icrc_wanted: epoch & 1 != 0 };
+        let sealed = if epoch & 0x40 != 0 { FEATURE_SEALED } else { 0 };
+        let offer = Offer { features: PEER_PROTOCOL.features | sealed, required_features: sealed, ..PEER_PROTOCOL };
+        let hello = PeerMessage::Hello { offer, host, epoch: epoch.into(), icrc_wanted: epoch & 1 != 0 };
         self.state.handle_message(self.now, connection, hello, true);
         Some(())
     }
@@ -277,9 +281,14 @@ impl World {
     fn adopt(&mut self, update: Update) {
         match update {
             Update::Settings(settings) => assert!(settings.routers.len() <= PEERS.len()),
-            Update::HostUp { host, .. } => {
+            Update::HostUp { host, agreed, .. } => {
+                let is_sealed = agreed.features & FEATURE_SEALED != 0;
+                assert_eq!(is_sealed, self.state.file().sealed, "a host is as this one, or it is not up");
                 assert_eq!(self.gone_before, Some(host), "what was said before is forgotten first");
                 assert!(self.up.insert(host), "it was not up");
+            }
+            Update::SealKey { host, id, .. } | Update::SealKeyHeld { host, id } => {
+                assert!(self.up.contains(&host) && self.state.file().sealed && id <= MASK_24);
             }
             Update::Frames { host, .. } => assert!(self.up.contains(&host), "it is up"),
             Update::HostDown { host } => assert!(self.up.remove(&host), "it was up"),

@@ -2,6 +2,7 @@
 //! `FREEFLOW_UPDATE=1 cargo test -p freeflow-fuzz --test seeds` writes them into the corpora.
 use freeflow_protocol::attachment::{Answer, Report, Request};
 use freeflow_protocol::encode;
+use freeflow_protocol::peer::{PeerMessage, SealSecret};
 use freeflow_verbs::{AtomicOperation, VerbsError};
 use freeflow_wire::frame::Frame;
 use freeflow_wire::records::{Record, RecordsWriter};
@@ -241,7 +242,16 @@ fn peer_states() -> Vec<Seed> {
     use peers::*;
     let one = || [NETWORKS.to_vec(), up(0, 0, 5), attach(0, THEIRS), say(0, &[7])].concat();
     let own = |gid| vec![11, 0, gid];
-    let scripts: [(&str, Vec<u8>); 8] = [
+    // This host becomes sealed; host 1 comes up as sealed, and as plain; keys that are, and that can't be.
+    let says = |message: &PeerMessage| {
+        let bytes = encode(message);
+        [&[8][..], &(bytes.len() as u16).to_le_bytes(), &bytes].concat()
+    };
+    let key = |id| says(&PeerMessage::SealKey { id, in_use: None, secret: SealSecret { key: [7; 16], base: [8; 12] } });
+    let (becomes_sealed, held) = (vec![0x0c, 0x26], says(&PeerMessage::SealKeyHeld { id: 5 }));
+    let scripts: [(&str, Vec<u8>); 10] = [
+        ("sealed", [becomes_sealed.clone(), up(0, 0, 0x45), key(5), held.clone(), key(1 << 24)].concat()),
+        ("sealed-and-plain", [becomes_sealed, up(0, 0, 5), up(0, 0, 0x45), vec![0x0c, 6], held].concat()),
         ("announced", [one(), say(0, &[4, THEIRS])].concat()),
         ("two-of-one-address", [one(), up(1, 1, 6), attach(1, THEIRS), say(0, &[4, THEIRS]), vec![2]].concat()),
         ("own-address", [one(), own(THEIRS), say(0, &[14, THEIRS, THEIRS]), vec![11, 2, THEIRS]].concat()),

@@ -77,7 +77,7 @@ const FAMILIES: &[Family] = &[
     ("freeflow_policy_refusals_total", "counter", OF_RULE, "What an access rule refused (no rule: the networks' own access), by the network of who asked (none: it is not known)"),
     ("freeflow_policy_disconnections_total", "counter", OF_RULE, "Ends of connections that a rule disconnected, in the same way"),
     ("freeflow_policy_violations_total", "counter", &["tenant", "network", "what"], "Policy violations, by the network of the violator (none: it is not known); what: as in the audit log"),
-    ("freeflow_wire_drops_total", "counter", &["reason"], "Packets received that no queue pair acted upon"),
+    ("freeflow_wire_drops_total", "counter", &["reason"], "Packets received that no queue pair acted upon, those of sealed hosts that were not sealed by them among them"),
     ("freeflow_worker_cpu_seconds_total", "counter", &[], "CPU time of the worker"),
     ("freeflow_copy_threads_bytes_total", "counter", &[], "Bytes copied by copy threads"),
     ("freeflow_cm_established_connections", "gauge", &[], "Established rdma_cm connections"),

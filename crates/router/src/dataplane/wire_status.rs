@@ -60,8 +60,18 @@ pub(crate) fn drop_names(drops: &Drops, mads_lost: u64) -> Vec<Named> {
     ])
 }
 
-fn socket_names(counters: &freeflow_backend::WireCounters) -> Vec<Named> {
+/// Packets that the sockets dropped because of what sealed hosts agreed on.
+pub(crate) fn seal_drop_names(counters: &freeflow_backend::WireCounters) -> Vec<Named> {
     named([
+        ("unsealed", counters.unsealed),
+        ("unknown_key", counters.unknown_key),
+        ("replayed", counters.replayed),
+        ("bad_tag", counters.bad_tag),
+    ])
+}
+
+fn socket_names(counters: &freeflow_backend::WireCounters) -> Vec<Named> {
+    let own = named([
         ("packets_sent", counters.packets_sent),
         ("bytes_sent", counters.bytes_sent),
         ("batches_sent", counters.batches_sent),
@@ -70,10 +80,6 @@ fn socket_names(counters: &freeflow_backend::WireCounters) -> Vec<Named> {
         ("batches_received", counters.batches_received),
         ("bad_icrc", counters.bad_icrc),
         ("unwanted_frames", counters.unwanted_frames),
-        ("unsealed", counters.unsealed),
-        ("unknown_key", counters.unknown_key),
-        ("replayed", counters.replayed),
-        ("bad_tag", counters.bad_tag),
         ("truncated", counters.truncated),
         ("unknown_source", counters.unknown_source),
         ("receive_overflow", counters.receive_overflow),
@@ -96,7 +102,8 @@ fn socket_names(counters: &freeflow_backend::WireCounters) -> Vec<Named> {
         ("injected_delays", counters.injected_delays),
         ("injected_corruption", counters.injected_corruption),
         ("injected_overflow", counters.injected_overflow),
-    ])
+    ]);
+    [own, seal_drop_names(counters)].concat()
 }
 
 fn add(sum: &mut Vec<Named>, more: Vec<Named>) {

@@ -1,4 +1,4 @@
-//! What is said of hosts in the log, and in the lists of hosts.
+//! Texts about hosts in the log, and in the lists of hosts.
 use super::claims::ClaimSubject;
 use freeflow_protocol::version::Disagreement;
 use freeflow_verbs::Gid;

@@ -388,7 +388,7 @@ impl State {
             self.outputs.push_back(Output::Update(Update::HostDown { host: id }));
         }
         host.rtt = None;
-        // That it ended says less than why it never came up.
+        // Why it never came up says more than that it ended.
         match why {
             Why::Replaced => {}
             Why::Ended => drop(host.problem.get_or_insert(why)),

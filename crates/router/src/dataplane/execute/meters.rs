@@ -11,7 +11,7 @@ use crate::dataplane::meters::{
     WorkerMeter, WorkerStatus, address, state_name, type_name,
 };
 use crate::dataplane::slow_path_counts::QpSlowPath;
-use crate::dataplane::wire_status::drop_names;
+use crate::dataplane::wire_status::{drop_names, seal_drop_names};
 use crate::dataplane::worker::Worker;
 use freeflow_engine::{QpId, SessionId, VnicId};
 use freeflow_verbs::Instant;
@@ -204,7 +204,8 @@ impl Worker {
     }
 
     fn host_meter(&mut self) -> WorkerMeter {
-        let drops = drop_names(&self.engine.drops(), self.ports.fabric.mads_lost);
+        let mut drops = drop_names(&self.engine.drops(), self.ports.fabric.mads_lost);
+        drops.extend(self.ports.fabric.udp.iter().flat_map(|udp| seal_drop_names(udp.counters())));
         let moved_bytes = self.ports.copy_threads.moved_bytes();
         let (totals, access) = (self.network_totals(), AccessCounts::by(&self.ports.access));
         WorkerMeter { usage: self.engine.usage(), cpu_us: cpu_time_us(), moved_bytes, drops, totals, access }
