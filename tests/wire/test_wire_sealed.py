@@ -26,7 +26,7 @@ REFUSALS = ("unsealed", "unknown_key", "replayed", "bad_tag", "bad_icrc", "unwan
 # The pingpong's client has its buffers full of this.
 PAYLOAD = "7b" * 32
 WATCHED = 500
-REASON = '"wire" in both peers files'
+REASON = 'in both peers files'  # the log escapes the quotes before it
 
 # What is sent, and the counters of the victim's router that together report it.
 FORGERIES = [
