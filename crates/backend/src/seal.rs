@@ -9,20 +9,21 @@
 //! direction of one pair of hosts, and drawn at random by the sender, so no two runs of a router share one; the packets
 //! that it seals are counted, and the count is the nonce: none comes twice.
 //!
-//! **Renewal.** After [`KEY_PACKETS`] packets or [`KEY_TIME_NS`] another key is offered ([`Udp::poll_key`]); the one in
-//! use goes on until the other host has the new one, and the receiver has it for [`KEY_HELD_NS`] longer: no packet is
-//! lost for it. A key ends for good at twice as many packets: then nothing is sent any more. AES-GCM's advantage bound
-//! of RFC 9001, B.1.1 (2^-57 for 2^35 blocks of 16 bytes) is kept with [`crate::PACKET_BYTES_MAX`] in each packet.
+//! **Renewal.** After [`KEY_PACKETS`] packets or [`KEY_TIME_NS`] another key is offered ([`crate::Udp::poll_key`]); the
+//! one in use goes on until the other host has the new one, and the receiver has it for [`KEY_HELD_NS`] longer: no
+//! packet is lost for it. A key ends for good at twice as many packets: then nothing is sent any more. That is half of
+//! the 2^35 blocks of 16 bytes at which RFC 9001, B.1.1, puts the advantage against AES-GCM at 2^-57, with the longest
+//! packets; the 2^52 forgeries of its B.1.2 do not come in a key's time.
 //!
 //! **To a sealed host nothing goes plain:** without a key it is lost, and counted.
 use crate::counters::WireCounters;
 use crate::sys;
+use aws_lc_rs::aead::{AES_128_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use freeflow_wire::frame::{FRAME_HEADER_BYTES, FRAME_PAYLOAD_BYTES_MAX};
 use freeflow_wire::sealed::{
     SEAL_BYTES, SEAL_HEADER_BYTES, SEAL_KEY_BYTES, SEAL_NONCE_BYTES, SEAL_TAG_BYTES, SealHeader,
 };
 use freeflow_wire::{MASK_24, ReplayWindow};
-use ring::aead::{AES_128_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use std::fmt;
 use std::io;
 
