@@ -28,7 +28,7 @@ FORGERIES = [
     ("short-header", 2, ["malformed"]),
     ("pkey", 2, ["wrong_pkey"]),
     ("bad-icrc", 2, ["bad_icrc"]),
-    ("noise", 2, ["bad_icrc", "malformed", "truncated", "unknown_qpn", "wrong_pkey"]),
+    ("noise", 2, ["bad_icrc", "malformed", "truncated", "unknown_key", "unknown_qpn", "wrong_pkey"]),
     ("acknowledge", 2, []),
     ("write", 2, []),  # with guessed PSNs
 ]

@@ -141,6 +141,20 @@ def test_packets_carried_it_and_none_was_refused(lab, pair):
         need(not any(name in found for name in REFUSALS), found)
 
 
+def test_random_requests_on_a_bad_network(lab, server, client):
+    """Packets lost, doubled, overtaken and spoilt; a spoilt one has a wrong tag."""
+    for host in lab.hosts:
+        host.freeflow("wire", "faults", "--loss", "0.2%", "--duplicate", "0.5%", "--reorder", "0.5%", "--corrupt", "0.5%")
+    try:
+        wire.model(server, client)
+    finally:
+        for host in lab.hosts:
+            host.freeflow("wire", "faults", "off")
+    for host in lab.hosts:
+        found = forgery.refusals(host)
+        need(found.get("bad_tag", 0) > 0 and "bad_icrc" not in found and "malformed" not in found, found)
+
+
 def test_nothing_is_in_the_clear(lab, pair):
     need(watched(lab, pair) == (0, WATCHED), "the payload of a pingpong was on the link")
 
