@@ -1,8 +1,8 @@
 //! The carrier of a router's RoCEv2 packets: UDP sockets on port 4791 ([`Udp`]).
 //!
 //! It knows packets only as bytes that begin with a BTH: what they mean is the engine's business. It sees to everything
-//! below: addresses and source ports, the ICRC, batches of segments (GSO) and their undoing (GRO), path MTU, counters,
-//! faults injected for tests, capture.
+//! below: addresses and source ports, the ICRC, seals, batches of segments (GSO) and their undoing (GRO), path MTU,
+//! counters, faults injected for tests, capture.
 //!
 //! Invariant: after [`Udp::open`] and outside of `set_…`, `remove_…`, changes of keys, error paths that re-read an MTU
 //! and a capture sink, nothing here allocates, locks or logs.

@@ -64,6 +64,20 @@ fn every_operation_and_no_packet_is_lost_while_keys_change() {
 }
 
 #[test]
+fn keys_change_in_time_while_nothing_is_sent() {
+    let _alone = alone();
+    let hosts = Hosts::of_kinds(&WireOptions { key_ms: 20, ..WireOptions::default() }, ["sealed"; 2]);
+    hosts.until_connected();
+    for host in 0..2 {
+        // A worker that sleeps is woken for it.
+        until("some keys", || (count(&hosts.wire(host).counters, "keys_used") >= 5).then_some(()));
+    }
+    let mut pair = Apart::new(hosts, QpType::Rc);
+    operations(&mut pair, true, true);
+    assert_eq!(refusals(&pair.hosts.wire(0)) + refusals(&pair.hosts.wire(1)), 0);
+}
+
+#[test]
 fn a_plain_packet_from_the_peers_address_is_dropped_and_counted() {
     let _alone = alone();
     let hosts = Hosts::of_kinds(&WireOptions::default(), ["sealed"; 2]);
