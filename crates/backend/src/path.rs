@@ -9,8 +9,8 @@ use std::os::fd::AsFd;
 /// Bytes of a path's MTU beyond the payload: IP, UDP, headers, ICRC, with some to spare, as rxe
 /// reckons.
 const MTU_HEADROOM_BYTES: u32 = 80;
-/// The same of sealed packets, and none to spare: IPv4 and UDP headers, BTH, RETH and ImmDt, ICRC.
-const SEALED_HEADROOM_V4_BYTES: u32 = 20 + 8 + 12 + 16 + 4 + 4 + SEAL_BYTES as u32;
+/// The same of sealed packets, and none to spare: IPv4 and UDP headers, BTH, XRCETH, RETH and ImmDt, ICRC.
+const SEALED_HEADROOM_V4_BYTES: u32 = 20 + 8 + 12 + 4 + 16 + 4 + 4 + SEAL_BYTES as u32;
 const MTU_BYTES: [u16; 5] = [4096, 2048, 1024, 512, 256];
 
 /// The largest payload of a packet that gets from one address to another whole, as the kernel's routes say now.

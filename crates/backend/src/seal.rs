@@ -23,7 +23,7 @@ use freeflow_wire::frame::{FRAME_HEADER_BYTES, FRAME_PAYLOAD_BYTES_MAX};
 use freeflow_wire::sealed::{
     SEAL_BYTES, SEAL_HEADER_BYTES, SEAL_KEY_BYTES, SEAL_NONCE_BYTES, SEAL_TAG_BYTES, SealHeader,
 };
-use freeflow_wire::{MASK_24, ReplayWindow};
+use freeflow_wire::{ICRC_BYTES, MASK_24, ReplayWindow};
 use std::fmt;
 use std::io;
 
@@ -68,6 +68,9 @@ pub struct KeyOffer {
     pub in_use: Option<u32>,
     pub secret: SealSecret,
 }
+
+/// No sealed packet is longer.
+const SEALED_BYTES_MAX: usize = FRAME_HEADER_BYTES + FRAME_PAYLOAD_BYTES_MAX + ICRC_BYTES + SEAL_BYTES;
 
 /// When keys are replaced.
 #[derive(Clone, Copy)]
@@ -224,6 +227,10 @@ impl Seal {
     #[inline]
     pub fn open(&mut self, packet: &mut [u8]) -> Result<(usize, bool), Refusal> {
         let Some((header, _)) = SealHeader::parse(packet) else { return Err(Refusal::Plain) };
+        if packet.len() > SEALED_BYTES_MAX {
+            // Nobody sealed it, and to find that out by the tag costs time.
+            return Err(Refusal::BadTag);
+        }
         let at = self.receiving.iter().position(|key| key.id == header.key).ok_or(Refusal::UnknownKey)?;
         let key = &mut self.receiving[at];
         if !key.window.is_new(header.counter) {
@@ -238,10 +245,15 @@ impl Seal {
         Ok((text.len(), is_first))
     }
 
+    /// Forgets all keys.
+    pub fn forget(&mut self) {
+        *self = Self { last_id: self.last_id, ..Self::default() };
+    }
+
     /// Forgets what has had its time.
     pub fn expire(&mut self, now_ns: u64) {
         if self.forget_at_ns <= now_ns {
-            *self = Self { last_id: self.last_id, ..Self::default() };
+            self.forget();
         }
         if let Some((newest, older)) = self.receiving.split_first_mut()
             && newest.used
@@ -345,6 +357,29 @@ mod tests {
         let key = stranger.sending.as_mut().expect("a key");
         (key.id, key.count) = (from.sending.as_ref().expect("a key").id, 7);
         assert_eq!(open(&mut to, &sealed(&mut stranger, b"forged")), Err(Refusal::BadTag));
+    }
+
+    /// Computed by another implementation (Python's cryptography 48, AESGCM): cipher, nonce, and what the tag covers.
+    #[test]
+    fn a_packet_is_what_others_compute() {
+        let (key, base) = (std::array::from_fn(|at| at as u8), std::array::from_fn(|at| 0xa0 + at as u8));
+        let (secret, id, counter) = (SealSecret { key, base }, 0x12_3456, 0x0102_0304_0506_0708);
+        let expected = [
+            0xe0, 0x12, 0x34, 0x56, 0x01, 0x02, 0x03, 0x04, 0x05, 0x06, 0x07, 0x08, // the header
+            0x09, 0x55, 0xe8, 0xd3, 0x20, 0x51, 0x47, 0xb6, // the text
+            0x21, 0x12, 0xce, 0x73, 0x57, 0x3e, 0xa8, 0xbb, 0x93, 0xcf, 0x90, 0x48, 0x51, 0xc4, 0xff,
+            0xe4, // the tag
+        ];
+        assert_eq!(SealHeader { key: id, counter }.encode(), expected[..SEAL_HEADER_BYTES]);
+        let mut to = Seal::default();
+        to.accept((id, &secret), None, 0);
+        assert_eq!(open(&mut to, &expected), Ok(b"a packet".to_vec()));
+        // The same key under another number: the tag covers that, too.
+        to.accept((id + 1, &secret), None, 0);
+        let mut other = expected;
+        other[3] += 1;
+        assert_eq!(open(&mut to, &other), Err(Refusal::BadTag));
+        assert_eq!(open(&mut to, &vec![0xe0; SEALED_BYTES_MAX + 1]), Err(Refusal::BadTag));
     }
 
     #[test]

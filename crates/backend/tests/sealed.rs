@@ -58,7 +58,16 @@ fn send_frame(udp: &mut Udp, bytes: &[u8]) {
 
 /// A bare socket that hears what is sent to the second host, in its place.
 fn spy(namespace: &Namespace, address: &str) -> UdpSocket {
-    let socket = namespace.run(|| UdpSocket::bind((address, UDP_PORT)).expect("bind"));
+    // The second host's socket may live a little longer: in a child of another test that has not come to its exec yet.
+    let bind = || {
+        loop {
+            match UdpSocket::bind((address, UDP_PORT)) {
+                Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => std::thread::yield_now(),
+                bound => return bound.expect("bind"),
+            }
+        }
+    };
+    let socket = namespace.run(bind);
     socket.set_read_timeout(Some(std::time::Duration::from_secs(20))).expect("timeout");
     socket
 }

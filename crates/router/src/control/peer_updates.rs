@@ -43,7 +43,7 @@ fn is_controls(update: &Update) -> bool {
         Update::Settings(_) | Update::HostUp { .. } | Update::HostDown { .. } | Update::Route { .. } => true,
         Update::Party { .. } | Update::Cm { .. } => true,
         Update::Disconnected { .. } | Update::Frames { .. } => false,
-        Update::SealKey { .. } | Update::SealKeyHeld { .. } => false,
+        Update::SealKey { .. } | Update::SealKeyHeld { .. } | Update::Removed { .. } => false,
         Update::Peer { .. } | Update::PeersGone { .. } | Update::Group { .. } | Update::Asked { .. } => false,
     }
 }

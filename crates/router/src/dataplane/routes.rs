@@ -105,6 +105,7 @@ impl Worker {
                     engine.handle_peer_changed(&mut self.ports, now, host, Some(qpn));
                 }
             }
+            Update::Removed { host } => fabric.drop_keys(host),
             Update::PeersGone { host } => {
                 fabric.forget_keys(host, now);
                 if let Some(entry) = fabric.hosts.get_mut(&host) {

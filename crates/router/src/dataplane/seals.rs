@@ -1,7 +1,8 @@
 //! Keys of sealed hosts: the worker's sockets draw and use them, the peers thread brings them to the other host.
 //!
 //! A key is offered when a host comes up, before anything is asked of it, and the other host says that it has it before
-//! it answers: so connected QPs, whose packets wait for such an answer (W1), find a key.
+//! it answers: so requests of connected QPs, which wait for such an answer (W1), find a key. (The first acknowledgement
+//! may come before the word that the key is there, and is repeated.)
 use crate::base::log::warning;
 use crate::dataplane::fabric::Fabric;
 use crate::peering::SealMessage;
@@ -59,6 +60,13 @@ impl Fabric {
     pub(crate) fn forget_keys(&mut self, id: HostId, now: Instant) {
         if let Some(udp) = &mut self.udp {
             udp.forget_keys(PeerIndex(id.0), now.0);
+        }
+    }
+
+    /// The host is out of the peers file, or has another key there.
+    pub(crate) fn drop_keys(&mut self, id: HostId) {
+        if let Some(udp) = &mut self.udp {
+            udp.drop_keys(PeerIndex(id.0));
         }
     }
 

@@ -282,7 +282,9 @@ impl State {
         self.end_connection(now, id, Why::Removed);
         if self.hosts.remove(&id).is_some() {
             self.forget_claims(id);
-            self.outputs.push_back(Output::Update(Update::PeersGone { host: id }));
+            for update in [Update::Removed { host: id }, Update::PeersGone { host: id }] {
+                self.outputs.push_back(Output::Update(update));
+            }
         }
     }
 

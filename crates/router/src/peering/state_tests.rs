@@ -609,8 +609,9 @@ fn a_changed_file_ends_what_it_changes_and_nothing_else() {
     changed.peers[0].public_key = [9; KEY_BYTES];
     solo.state.handle_reload(solo.now, changed.clone());
     let updates = solo.take_updates();
-    let gone = [Update::HostDown { host: HostId(1) }, route("10.111.1.1", None), Update::PeersGone { host: HostId(1) }];
-    assert_eq!(updates[..3], gone);
+    let host = HostId(1);
+    let gone = [Update::HostDown { host }, route("10.111.1.1", None), Update::Removed { host }];
+    assert_eq!((&updates[..3], &updates[3]), (&gone[..], &Update::PeersGone { host }));
     assert_eq!(solo.closed, [1]);
     let phases: Vec<&str> = solo.state.statuses().iter().map(|host| host.state).collect();
     assert_eq!(phases, ["down", "up"]);

@@ -36,6 +36,8 @@ pub enum Update {
     Peer { host: HostId, qpn: Qpn, info: Option<PeerInfo> },
     /// Nothing that the host said of its QPNs counts any more, nor that it was notified of ours.
     PeersGone { host: HostId },
+    /// The host is out of the peers file, or has another public key there. `PeersGone` follows.
+    Removed { host: HostId },
     /// The QPN by which a host's members of a multicast group are reached; `None`: it has none.
     Group { host: HostId, network: NetworkId, gid: Gid, qpn: Option<Qpn> },
     /// The host wants to know who is behind this QPN of ours: answer with

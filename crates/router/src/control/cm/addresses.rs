@@ -127,6 +127,7 @@ impl Places {
             }
             Update::Peer { .. }
             | Update::PeersGone { .. }
+            | Update::Removed { .. }
             | Update::Group { .. }
             | Update::Asked { .. }
             | Update::Party { .. }
