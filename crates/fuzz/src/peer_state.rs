@@ -315,6 +315,7 @@ impl World {
                     std::iter::once(info.gid).chain(info.ipv6_gid).for_each(|gid| self.check_address(host, gid));
                 }
             }
+            Update::Removed { host } => assert!(!self.up.contains(&host), "it went down first"),
             Update::PeersGone { host } => assert!(!self.up.contains(&host), "a host that is up keeps its peers"),
             Update::Cm { host, from, to, .. } => {
                 self.check_address(host, from.1);

@@ -350,8 +350,8 @@ impl SendWindow {
     }
 
     /// Applies a report of the peer to the packets on the way: calls `missing` for each that is missing before one that
-    /// is kept, in their order (of a piece of a READ for its first PSN), with whether it may be a record. Gives the charge of those that are kept and
-    /// have left the network; answers are still to come.
+    /// is kept, in their order (of a piece of a READ for its first PSN), with whether it may be a record. Gives the
+    /// charge of those that are kept and have left the network; answers are still to come.
     pub fn look_behind(&self, first: u32, kept: Kept, mut missing: impl FnMut(u32, bool)) -> u64 {
         let (mut kept_bytes, mut place, mut step) = (0, 0, 0);
         while first == self.oldest && step <= kept.last() && step < self.on_the_way() {
