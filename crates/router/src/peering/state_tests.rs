@@ -208,14 +208,17 @@ fn the_icrc_and_frames_are_used_if_both_want_them() {
 
 #[test]
 fn who_does_not_greet_well_is_cut_off() {
-    let (ours, later) = (PEER_PROTOCOL.versions, VersionRange { lowest: 2, highest: 3 });
+    let (ours, later, unknown) = (PEER_PROTOCOL.versions, VersionRange { lowest: 2, highest: 3 }, 1 << 63);
     let versions = Offer { versions: later, ..PEER_PROTOCOL };
-    let features = Offer { features: PEER_PROTOCOL.features | 8, required_features: 8, ..PEER_PROTOCOL };
+    let features = Offer { features: PEER_PROTOCOL.features | unknown, required_features: unknown, ..PEER_PROTOCOL };
     for (message, why) in [
         (PeerMessage::Synced, Why::NotGreeted),
         (address("default", "10.111.1.1"), Why::NotGreeted),
         (greeting("h1", 1, versions), Why::Disagreed(Disagreement::Versions { ours, theirs: later })),
-        (greeting("h1", 1, features), Why::Disagreed(Disagreement::Features { missing_here: 8, missing_there: 0 })),
+        (
+            greeting("h1", 1, features),
+            Why::Disagreed(Disagreement::Features { missing_here: unknown, missing_there: 0 }),
+        ),
         (hello("h3", 1), Why::OtherName),
     ] {
         let mut solo = Solo::new(only(2, 1));
