@@ -10,7 +10,7 @@ use freeflow_wire::sealed::{SEAL_BYTES, SealHeader, is_sealed};
 use freeflow_wire::{
     BTH_BYTES, Header, ICRC_BYTES, Opcode, Operation, PacketPosition, REPLAY_WINDOW, Service, UDP_PORT,
 };
-use lab::{Namespace, PEER, packet, peer, receive, receive_numbers, send};
+use lab::{Namespace, PEER, once_free, packet, peer, receive, receive_numbers, send};
 use std::net::UdpSocket;
 use std::sync::{Arc, Mutex};
 
@@ -58,16 +58,7 @@ fn send_frame(udp: &mut Udp, bytes: &[u8]) {
 
 /// A bare socket that hears what is sent to the second host, in its place.
 fn spy(namespace: &Namespace, address: &str) -> UdpSocket {
-    // The second host's socket may live a little longer: in a child of another test that has not come to its exec yet.
-    let bind = || {
-        loop {
-            match UdpSocket::bind((address, UDP_PORT)) {
-                Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => std::thread::yield_now(),
-                bound => return bound.expect("bind"),
-            }
-        }
-    };
-    let socket = namespace.run(bind);
+    let socket = namespace.run(|| once_free(|| UdpSocket::bind((address, UDP_PORT))));
     socket.set_read_timeout(Some(std::time::Duration::from_secs(20))).expect("timeout");
     socket
 }

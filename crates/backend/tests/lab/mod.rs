@@ -68,7 +68,20 @@ impl Namespace {
     }
 
     pub fn open(&self, config: UdpConfig) -> Udp {
-        self.run(|| Udp::open(config).expect("open"))
+        self.run(|| once_free(|| Udp::open(config.clone())))
+    }
+}
+
+/// A socket that was closed may live a little longer: in a child of another test that has not come to its exec yet.
+pub fn once_free<T>(open: impl Fn() -> std::io::Result<T>) -> T {
+    let begun = std::time::Instant::now();
+    loop {
+        match open() {
+            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse && begun.elapsed().as_secs() < 20 => {
+                std::thread::yield_now();
+            }
+            opened => return opened.expect("a port that is free"),
+        }
     }
 }
 
