@@ -205,10 +205,7 @@ impl Requester {
     fn send_burst<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, budget: &mut Budget) -> Turn {
         let depth = usize::from(self.qp(id).attributes.max_rd_atomic.max(1));
         let requester = self.responder.completer.sender(id);
-        // Packets that the peer keeps behind a missing one have left the network.
-        let kept_bytes = requester.repair.kept_bytes().min(requester.window.in_flight_bytes());
-        let window_bytes = requester.congestion.window_bytes() + kept_bytes;
-        let burst = match requester.window.plan(window_bytes, depth) {
+        let burst = match requester.window.plan(requester.window_bytes(), depth) {
             Ok(burst) => burst,
             Err(hold) => {
                 if hold == Hold::Congestion {

@@ -45,8 +45,7 @@ impl Requester {
         let wire = qp.wire.as_ref()?;
         let room_bytes = record_room(qp.service, &wire.destination)?;
         let requester = &wire.requester;
-        let kept_bytes = requester.repair.kept_bytes().min(requester.window.in_flight_bytes());
-        let window_bytes = requester.congestion.window_bytes() + kept_bytes;
+        let window_bytes = requester.window_bytes();
         requester.window.plan_records(burst, &RunLimits { room_bytes, window_bytes, budget_bytes: budget.bytes })
     }
 

@@ -123,6 +123,11 @@ impl WireRequester {
         self.window.in_flight_bytes()
     }
 
+    /// Bytes that may be in flight. Packets that the peer keeps behind a missing one have left the network.
+    pub(crate) fn window_bytes(&self) -> u64 {
+        self.congestion.window_bytes() + self.repair.kept_bytes().min(self.in_flight_bytes())
+    }
+
     /// No request is under way (for SQD).
     pub fn is_idle(&self) -> bool {
         self.window.is_empty()
