@@ -1,6 +1,6 @@
 //! Seeds in bulk, seeds that once failed, and what must hold of any run: it repeats itself, snapshots or not.
 use freeflow_sim::plan::Plan;
-use freeflow_sim::{failure, run, run_plan};
+use freeflow_sim::{Report, failure, run, run_plan};
 
 /// Of each of the two tests; about 20 s each on one core.
 const SEEDS: u64 = 2000;
@@ -90,19 +90,22 @@ fn limits_of_rate_break_nothing() {
     assert!(later > count() / 80, "limits held back {later} runs only");
 }
 
+/// Reports of so many seeds' plans, none of which broke a promise.
+fn unbroken(count: u64, plan: fn(u64) -> Plan) -> Vec<Report> {
+    let reports: Vec<Report> = (0..count).map(|seed| run_plan(plan(first() + seed), false)).collect();
+    let failures: Vec<String> = reports.iter().filter(|report| !report.wrongs.is_empty()).map(failure).collect();
+    assert!(failures.is_empty(), "{} failed:\n{}", failures.len(), failures[..failures.len().min(3)].join("\n"));
+    reports
+}
+
 /// Where programs answer soon, acknowledgements wait for their answers, and ride or not: nothing else changes.
 #[test]
 fn acknowledgements_that_wait_break_nothing() {
-    let (mut failures, mut ridden, mut completions) = (Vec::new(), 0, 0);
-    for seed in 0..count() / 2 {
-        let report = run_plan(Plan::with_dialogues(first() + seed), false);
+    let (mut ridden, mut completions) = (0, 0);
+    for report in unbroken(count() / 2, Plan::with_dialogues) {
         ridden += report.acks_with_answers;
         completions += report.completions;
-        if !report.wrongs.is_empty() {
-            failures.push(failure(&report));
-        }
     }
-    assert!(failures.is_empty(), "{} failed:\n{}", failures.len(), failures[..failures.len().min(3)].join("\n"));
     // A turn in eight is no dialogue's, and ends the habit.
     assert!(ridden > count() / 2 && completions > 4 * ridden, "{ridden} of {completions}");
 }
@@ -110,16 +113,11 @@ fn acknowledgements_that_wait_break_nothing() {
 /// On lines with many accidents, packets ahead of a missing one are kept, reported, and acted upon in their order.
 #[test]
 fn selective_repeat_breaks_nothing() {
-    let (mut failures, mut reports, mut completions) = (Vec::new(), 0, 0);
-    for seed in 0..count() / 2 {
-        let report = run_plan(Plan::with_repairs(first() + seed), false);
+    let (mut reports, mut completions) = (0, 0);
+    for report in unbroken(count() / 2, Plan::with_repairs) {
         reports += report.reports;
         completions += report.completions;
-        if !report.wrongs.is_empty() {
-            failures.push(failure(&report));
-        }
     }
-    assert!(failures.is_empty(), "{} failed:\n{}", failures.len(), failures[..failures.len().min(3)].join("\n"));
     assert!(reports > 10 * count() && completions > 50 * count(), "{reports} of {completions}");
 }
 
@@ -127,16 +125,11 @@ fn selective_repeat_breaks_nothing() {
 /// selective repeat.
 #[test]
 fn records_break_nothing() {
-    let (mut failures, mut records, mut completions) = (Vec::new(), 0, 0);
-    for seed in 0..count() / 2 {
-        let report = run_plan(Plan::with_crowds(first() + seed), false);
+    let (mut records, mut completions) = (0, 0);
+    for report in unbroken(count() / 2, Plan::with_crowds) {
         records += report.records;
         completions += report.completions;
-        if !report.wrongs.is_empty() {
-            failures.push(failure(&report));
-        }
     }
-    assert!(failures.is_empty(), "{} failed:\n{}", failures.len(), failures[..failures.len().min(3)].join("\n"));
     assert!(records > 20 * count() && completions > 100 * count(), "{records} of {completions}");
 }
 
@@ -144,17 +137,12 @@ fn records_break_nothing() {
 /// traffic, and lanes break: nothing else changes.
 #[test]
 fn a_carrier_breaks_nothing() {
-    let (mut failures, mut executed, mut returned, mut packets) = (Vec::new(), 0, 0, 0);
-    for seed in 0..count() / 4 {
-        let report = run_plan(Plan::with_carrier(first() + seed), false);
+    let (mut executed, mut returned, mut packets) = (0, 0, 0);
+    for report in unbroken(count() / 4, Plan::with_carrier) {
         executed += report.carried.executed;
         returned += report.carried.returned;
         packets += report.packets;
-        if !report.wrongs.is_empty() {
-            failures.push(failure(&report));
-        }
     }
-    assert!(failures.is_empty(), "{} failed:\n{}", failures.len(), failures[..failures.len().min(3)].join("\n"));
     // Of each QP, messages go both ways.
     assert!(
         executed > 2 * count() && returned > count() / 8 && packets > 20 * count(),
