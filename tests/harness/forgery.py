@@ -5,6 +5,8 @@ import sys
 import time
 
 from harness.failure import need
+from harness.programs import program
+from harness.settings import PORT
 
 FORGE = [sys.executable, str(pathlib.Path(__file__).with_name("forge.py"))]
 SPY = [sys.executable, str(pathlib.Path(__file__).with_name("spy.py"))]
@@ -36,3 +38,29 @@ def counted(host, names, before, least):
 
 def address_of(host):
     return f"192.168.240.{host.number}"
+
+
+class Victim:
+    """A pair at work between two hosts: it compares what it reads, and fails with the first error.
+
+    `offset`: of the address to aim at, from the begin of the server's memory.
+    """
+
+    def __init__(self, server, client, offset=0):
+        load = program("load")
+        self.there = server.start(load, "server", PORT)
+        server.wait_for_port(self.there)
+        self.here = client.start(load, "-e", "client", server.ip, PORT)
+        self.qpn, self.rkey, address = (int(word) for word in self.there.wait_for_output("ready").split()[1:4])
+        self.address = address + offset
+
+    def stop(self):
+        self.here.terminate()
+        for side in (self.here, self.there):
+            code = side.wait(30)
+            need(code == 0 and "all right" in side.output(), f"it was disturbed ({code}):\n{side.output()}")
+        return self.here.output().strip().splitlines()[-1]
+
+    def need_alive(self):
+        for side in (self.here, self.there):
+            need(side.process.poll() is None, f"it was disturbed:\n{side.output()}")

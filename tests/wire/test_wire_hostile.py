@@ -34,29 +34,6 @@ FORGERIES = [
 ]
 
 
-class Victim:
-    """A pair at work between two hosts."""
-
-    def __init__(self, server, client):
-        load = harness.program("load")
-        self.there = server.start(load, "server", PORT)
-        server.wait_for_port(self.there)
-        self.here = client.start(load, "-e", "client", server.ip, PORT)
-        self.qpn, self.rkey, address = (int(word) for word in self.there.wait_for_output("ready").split()[1:4])
-        self.address = address + CONSTANT_AT
-
-    def stop(self):
-        self.here.terminate()
-        for side in (self.here, self.there):
-            code = side.wait(30)
-            need(code == 0 and "all right" in side.output(), f"it was disturbed ({code}):\n{side.output()}")
-        return self.here.output().strip().splitlines()[-1]
-
-    def need_alive(self):
-        for side in (self.here, self.there):
-            need(side.process.poll() is None, f"it was disturbed:\n{side.output()}")
-
-
 def forged(lab, victim, kind, source, names):
     """By root in the network of a host."""
     sender = lab.host(source if source in (2, 3) else 3)
@@ -149,7 +126,7 @@ def enemies(lab, pair):
 
 @pytest.fixture(scope="module")
 def victim(pair, enemies):
-    return Victim(*pair)
+    return forgery.Victim(*pair, CONSTANT_AT)
 
 
 @pytest.mark.parametrize("kind, source, names", FORGERIES, ids=[

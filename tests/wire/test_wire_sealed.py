@@ -9,7 +9,7 @@ import time
 import pytest
 
 import harness
-from harness import PORT, Lab, Running, forgery, need, perftest, wire
+from harness import Lab, Running, forgery, need, perftest, wire
 
 MTU = 4200
 ROWS = [
@@ -43,27 +43,6 @@ REPLAYS = [
     ("text", ["replayed"]),  # looked at first: it is cheaper
     ("tag", ["replayed"]),
 ]
-
-
-class Victim:
-    """A pair at work between two hosts: it compares what it reads, and fails with the first error."""
-
-    def __init__(self, server, client):
-        load = harness.program("load")
-        self.there = server.start(load, "server", PORT)
-        server.wait_for_port(self.there)
-        self.here = client.start(load, "-e", "client", server.ip, PORT)
-        self.qpn, self.rkey, self.address = (int(word) for word in self.there.wait_for_output("ready").split()[1:4])
-
-    def need_alive(self):
-        for side in (self.here, self.there):
-            need(side.process.poll() is None, f"it was disturbed:\n{side.output()}")
-
-    def stop(self):
-        self.here.terminate()
-        for side in (self.here, self.there):
-            code = side.wait(30)
-            need(code == 0 and "all right" in side.output(), f"it was disturbed ({code}):\n{side.output()}")
 
 
 def peers_of(host):
@@ -161,7 +140,7 @@ def test_nothing_is_in_the_clear(lab, pair):
 
 @pytest.fixture(scope="module")
 def victim(pair):
-    return Victim(*pair)
+    return forgery.Victim(*pair)
 
 
 @pytest.mark.parametrize("kind, names", FORGERIES, ids=[kind for kind, _ in FORGERIES])
