@@ -5,7 +5,7 @@
 //! offer_key, poll_key: draws a key   ──────► accept_key: opens packets with it, too
 //! use_key: seals with it             ◄────── says that it has it
 //! ```
-//! What goes over the arrows is the caller's business: it has to be authenticated and secret. A key is for one
+//! The caller carries the offers and answers, over a channel that is authenticated and secret. A key is for one
 //! direction of one pair of hosts, and drawn at random by the sender, so no two runs of a router share one; the packets
 //! that it seals are counted, and the count is the nonce: none comes twice.
 //!

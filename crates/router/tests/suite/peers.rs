@@ -413,7 +413,7 @@ fn an_older_peer_is_refused_by_a_sealed_host_which_says_why() {
     let file = PeersFile { sealed: true, ..lab.file(1) };
     let one = Host::start(file, lab.keys[1].0.clone(), 1);
     let mut player = Player::connect(&lab, 1);
-    // Its own router is told what it lacks.
+    // The other router hears which feature it lacks.
     let greeting = player.next();
     let requires = matches!(&greeting, Event::Message(PeerMessage::Hello { offer, .. })
         if offer.required_features == FEATURE_SEALED && PEER_PROTOCOL.agree(offer).is_err());
