@@ -30,6 +30,7 @@ mod id;
 mod limits;
 mod qos;
 mod queue_pair;
+mod shard;
 mod stored;
 mod time;
 mod work;
@@ -49,5 +50,6 @@ pub use limits::{
 };
 pub use qos::{PRIORITY_DEFAULT, PRIORITY_MAX, RateLimit, Shaping, TenantId, WEIGHT_DEFAULT, WEIGHT_MAX};
 pub use queue_pair::{PathMtu, QpState, QpType};
+pub use shard::Shard;
 pub use time::{Duration, Instant};
 pub use work::{AtomicOperation, ReceiveRequest, SendFlags, SendOpcode, SendRequest, Sge};
