@@ -12,7 +12,7 @@ use crate::table::NumberTable;
 use crate::window::MemoryWindow;
 use crate::{MrId, MwId, PdId, QpId, SessionId, Span, SpanRegion};
 use alloc::vec::Vec;
-use freeflow_verbs::{Access, Sge, VerbsError};
+use freeflow_verbs::{Access, Sge, Shard, VerbsError};
 use serde::{Deserialize, Serialize};
 
 /// Keys of all vNICs together: half of the prefixes, so that drawing a fresh one ends soon.
@@ -177,8 +177,9 @@ pub(crate) struct Keys {
 }
 
 impl Keys {
-    pub fn new(key_count_max: usize) -> Self {
-        Self { regions: Slab::new(), windows: Slab::new(), table: NumberTable::new(), key_count_max }
+    pub fn new(shard: Shard, key_count_max: usize) -> Self {
+        let (regions, windows) = (Slab::new(shard), Slab::new(shard));
+        Self { regions, windows, table: NumberTable::new(), key_count_max }
     }
 
     /// Whether each key's holder is there.
@@ -399,7 +400,7 @@ mod tests {
     const PD: PdId = PdId { index: 1, generation: 0 };
 
     fn with(address: u64, length: u64, iova: u64, access: Access) -> (Keys, MrId, u32) {
-        let mut keys = Keys::new(KEY_COUNT_MAX);
+        let mut keys = Keys::new(Shard::ONLY, KEY_COUNT_MAX);
         let placement = Placement { address, last: length.wrapping_sub(1), iova, access };
         let region = MemoryRegion::new(SESSION, PD, &placement, Backing::Process);
         let (id, key) = keys.register(&mut Random::new(&Seed([9; 32])), region);
@@ -452,7 +453,7 @@ mod tests {
 
     #[test]
     fn keys_run_out() {
-        let mut keys = Keys::new(3);
+        let mut keys = Keys::new(Shard::ONLY, 3);
         let mut random = Random::new(&Seed([9; 32]));
         let placement = Placement { address: 0, last: 0, iova: 0, access: Access(0) };
         let region = || MemoryRegion::new(SESSION, PD, &placement, Backing::Process);
@@ -464,7 +465,7 @@ mod tests {
 
     #[test]
     fn nothing_behind_a_void() {
-        let mut keys = Keys::new(KEY_COUNT_MAX);
+        let mut keys = Keys::new(Shard::ONLY, KEY_COUNT_MAX);
         let placement = Placement { address: 0, last: u64::MAX, iova: 0, access: Access::LOCAL_WRITE };
         let region = MemoryRegion::new(SESSION, PD, &placement, Backing::Void);
         let (_, key) = keys.register(&mut Random::new(&Seed([9; 32])), region);

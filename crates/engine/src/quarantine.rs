@@ -9,7 +9,8 @@
 //! and destroys them, millions of them, would learn which are left.
 //!
 //! Invariant: what rests is no QP's, and is bounded: a tenant that makes and destroys QPs as fast
-//! as it can makes numbers rest for less time, and never fills more than a hundredth of them.
+//! as it can makes numbers rest for less time, and never fills more than a sixteenth of those that
+//! its shard has.
 use crate::table::NumberTable;
 use alloc::collections::{BTreeSet, VecDeque};
 use freeflow_verbs::{Duration, Instant, Qpn};
@@ -19,7 +20,8 @@ use serde::{Deserialize, Serialize};
 /// default. Before it they may ask again for a few seconds whether the other end heard of the
 /// disconnection.
 const REST: Duration = Duration::from_millis(10_000);
-/// 13,000 QPs destroyed a second, for as long as they rest; one in 128 of all numbers.
+/// 13,000 QPs destroyed a second, for as long as they rest; one in 128 of all numbers, or one in 16
+/// of a shard's where there are most shards.
 const QUARANTINED_MAX: usize = 1 << 17;
 /// So many whose time has come leave for each that comes: all of them in the end, and never many at
 /// once.

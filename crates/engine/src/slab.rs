@@ -1,10 +1,11 @@
 //! A table whose names go stale: an entry's generation changes when it is removed, so that an old
-//! name finds nothing.
+//! name finds nothing. Generations are of the engine's shard, and so are names.
 use crate::SessionId;
+use crate::id::{USES, first_generation, next_generation};
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 use core::marker::PhantomData;
-use freeflow_verbs::VerbsError;
+use freeflow_verbs::{Shard, VerbsError};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -32,6 +33,8 @@ pub(crate) struct Slab<I, T> {
     /// Session and index of each entry that has an owner: what one session has is found without
     /// looking at the others'. An entry that several sessions have stands here for each.
     owned: BTreeSet<(u32, u32)>,
+    /// Generation of a new entry.
+    first_generation: u32,
     names: PhantomData<I>,
 }
 
@@ -41,11 +44,12 @@ struct Entry<T> {
     value: Option<T>,
 }
 
-/// The fields as they were written; refused unless `free` names each empty entry once.
+/// The fields as they were written; refused unless `free` names each empty entry once, and all
+/// generations are of one shard.
 impl<'de, I, T: Deserialize<'de>> Deserialize<'de> for Slab<I, T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let (entries, free, owned) = Deserialize::deserialize(deserializer)?;
-        let slab = Self { entries, free, owned, names: PhantomData };
+        let (entries, free, owned, first_generation) = Deserialize::deserialize(deserializer)?;
+        let slab = Self { entries, free, owned, first_generation, names: PhantomData };
         if slab.is_consistent() { Ok(slab) } else { Err(D::Error::custom("names and entries disagree")) }
     }
 }
@@ -57,20 +61,33 @@ impl<I, T> Slab<I, T> {
         let free: BTreeSet<u32> = self.free.iter().copied().collect();
         let is_there = |&(_, index): &(u32, u32)| (index as usize) < self.entries.len() && !is_empty(index);
         let all_free = free.len() == self.free.len() && empty == free.len();
-        all_free && free.iter().all(|index| is_empty(*index)) && self.owned.iter().all(is_there)
+        let is_of_shard = |entry: &Entry<T>| entry.generation & !USES == self.first_generation;
+        all_free
+            && free.iter().all(|index| is_empty(*index))
+            && self.owned.iter().all(is_there)
+            && self.entries.iter().all(is_of_shard)
+    }
+
+    /// Whether its names are this shard's.
+    pub fn is_of(&self, shard: Shard) -> bool {
+        self.first_generation == first_generation(shard)
     }
 }
 
 impl<I: SlabId, T> Slab<I, T> {
-    pub fn new() -> Self {
-        Self { entries: Vec::new(), free: Vec::new(), owned: BTreeSet::new(), names: PhantomData }
+    pub fn new(shard: Shard) -> Self {
+        let first_generation = first_generation(shard);
+        Self { entries: Vec::new(), free: Vec::new(), owned: BTreeSet::new(), first_generation, names: PhantomData }
     }
 
     /// The name that the next `insert` gives.
     pub fn vacant(&self) -> I {
         match self.free.last() {
             Some(&index) => I::new(index, self.entries[index as usize].generation),
-            None => I::new(u32::try_from(self.entries.len()).expect("fewer than 2^32 entries"), 0),
+            None => {
+                let index = u32::try_from(self.entries.len()).expect("fewer than 2^32 entries");
+                I::new(index, self.first_generation)
+            }
         }
     }
 
@@ -78,7 +95,7 @@ impl<I: SlabId, T> Slab<I, T> {
         let id = self.vacant();
         match self.free.pop() {
             Some(index) => self.entries[index as usize].value = Some(value),
-            None => self.entries.push(Entry { generation: 0, value: Some(value) }),
+            None => self.entries.push(Entry { generation: id.generation(), value: Some(value) }),
         }
         id
     }
@@ -109,7 +126,7 @@ impl<I: SlabId, T> Slab<I, T> {
             return None;
         }
         let value = entry.value.take()?;
-        entry.generation = entry.generation.wrapping_add(1);
+        entry.generation = next_generation(entry.generation);
         self.free.push(id.index());
         Some(value)
     }
@@ -175,7 +192,7 @@ mod tests {
 
     #[test]
     fn an_old_name_finds_nothing() {
-        let mut slab: Slab<PdId, u32> = Slab::new();
+        let mut slab: Slab<PdId, u32> = Slab::new(Shard::ONLY);
         let first = slab.insert(1);
         assert_eq!(slab.get(first), Some(&1));
         assert_eq!(slab.remove(first), Some(1));
@@ -187,5 +204,51 @@ mod tests {
         assert_eq!(slab.remove(first), None);
         assert_eq!(slab.at(second.index), Some((second, &2)));
         assert_eq!(slab.iter().count(), 1);
+    }
+
+    #[test]
+    fn names_of_shards_never_meet() {
+        let shards = Shard::all(Shard::COUNT_MAX);
+        let mut slabs: Vec<Slab<PdId, u8>> = shards.clone().map(Slab::new).collect();
+        let mut names = Vec::new();
+        for (slab, shard) in slabs.iter_mut().zip(shards) {
+            let first = slab.insert(shard.index());
+            // As after so many uses that the next one has the first generation again.
+            slab.entries[0].generation |= USES;
+            let (last, _) = slab.at(first.index).unwrap();
+            names.push([first, last]);
+        }
+        for (own, slab) in slabs.iter_mut().enumerate() {
+            for (of, [first, last]) in names.iter().enumerate() {
+                assert_eq!([first.shard(), last.shard()], [of as u8; 2]);
+                assert!(slab.get(*first).is_none());
+                assert_eq!(slab.get(*last).is_some(), of == own);
+                assert_eq!(slab.get_mut(*last).is_some(), of == own);
+            }
+            for (_, [_, last]) in names.iter().enumerate().filter(|(of, _)| *of != own) {
+                assert_eq!(slab.remove(*last), None);
+            }
+            let [first, last] = names[own];
+            assert_eq!(slab.remove(last), Some(own as u8));
+            assert_eq!(slab.insert(own as u8), first, "it wraps");
+        }
+        for (own, slab) in slabs.iter().enumerate() {
+            let found: Vec<usize> = (0..names.len()).filter(|of| slab.get(names[*of][0]).is_some()).collect();
+            assert_eq!(found, [own]);
+        }
+    }
+
+    #[test]
+    fn what_is_read_is_of_one_shard() {
+        let [one, other] = [2, 3].map(|index| Shard::new(index, 4).unwrap());
+        let mut slab: Slab<PdId, u8> = Slab::new(one);
+        let id = slab.insert(1);
+        let read =
+            |slab: &Slab<PdId, u8>| postcard::from_bytes::<Slab<PdId, u8>>(&postcard::to_allocvec(slab).unwrap()).ok();
+        let restored = read(&slab).unwrap();
+        assert_eq!(restored.get(id), Some(&1));
+        assert!(restored.is_of(one) && !restored.is_of(other));
+        slab.entries[0].generation = first_generation(other);
+        assert!(read(&slab).is_none());
     }
 }

@@ -13,13 +13,13 @@ use crate::requester::Requester;
 use crate::responder::Responder;
 use crate::schedule::Scheduler;
 use alloc::vec::Vec;
-use freeflow_verbs::SGE_COUNT_MAX;
+use freeflow_verbs::{Qpn, SGE_COUNT_MAX, Shard};
 use thiserror::Error;
 
 /// First bytes of every snapshot.
 const MAGIC: [u8; 8] = *b"ffengine";
 /// Goes up with each change of what is written: there is no reading of other versions.
-pub const SNAPSHOT_VERSION: u32 = 15;
+pub const SNAPSHOT_VERSION: u32 = 16;
 const HEADER_BYTES: usize = MAGIC.len() + 4 + 8;
 
 /// Why bytes are no snapshot that can be restored.
@@ -42,14 +42,14 @@ pub enum SnapshotError {
 // Both functions name the fields of all parts, so that a new one can't be forgotten.
 impl Engine {
     fn encode(&self, bytes: Vec<u8>) -> Vec<u8> {
-        let Self { requester, random, contexts, pds, networks, quarantine, unresolved } = self;
+        let Self { shard, requester, random, contexts, pds, networks, quarantine, unresolved } = self;
         let Requester { responder, groups } = requester;
         let Responder { completer, sessions, xrc, qpns, policy, schedule, peers, acks_owed, acks_waiting, drops } =
             responder;
         let Completer { vnics, cqs, srqs, ahs, keys, qps, timers, in_flight, ready, hosts, from: _, to: _ } = completer;
         // In groups, since a tuple has its limits.
         let state = (
-            (random, vnics, sessions, contexts, pds, cqs, srqs, ahs, keys, xrc, groups),
+            (shard, random, vnics, sessions, contexts, pds, cqs, srqs, ahs, keys, xrc, groups),
             (qps, qpns, quarantine, timers, in_flight, ready, peers),
             (hosts, unresolved, acks_owed, acks_waiting, drops, policy, networks, schedule),
         );
@@ -59,7 +59,7 @@ impl Engine {
     fn decode(bytes: &[u8]) -> Option<Self> {
         let (state, rest) = postcard::take_from_bytes(bytes).ok()?;
         let (
-            (random, vnics, sessions, contexts, pds, cqs, srqs, ahs, keys, xrc, groups),
+            (shard, random, vnics, sessions, contexts, pds, cqs, srqs, ahs, keys, xrc, groups),
             (qps, qpns, quarantine, timers, in_flight, ready, peers),
             (hosts, unresolved, acks_owed, acks_waiting, drops, policy, networks, schedule),
         ) = state;
@@ -68,7 +68,7 @@ impl Engine {
         let responder =
             Responder { completer, sessions, xrc, qpns, policy, schedule, peers, acks_owed, acks_waiting, drops };
         let requester = Requester { responder, groups };
-        rest.is_empty().then_some(Self { requester, random, contexts, pds, networks, quarantine, unresolved })
+        rest.is_empty().then_some(Self { shard, requester, random, contexts, pds, networks, quarantine, unresolved })
     }
 }
 
@@ -108,7 +108,8 @@ impl Engine {
 
     /// Whether the tables that are followed without a second look lead to something.
     fn is_consistent(&self) -> bool {
-        self.completer().keys.is_consistent()
+        self.is_of_its_shard()
+            && self.completer().keys.is_consistent()
             && self
                 .requester
                 .responder
@@ -121,6 +122,30 @@ impl Engine {
             && self.completer().hosts_are_consistent()
             && self.requester.responder.schedule.is_consistent()
             && self.completer().vnics.iter().all(|(_, vnic)| self.networks.has(vnic.network))
+    }
+
+    /// Whether all names and numbers are such as the engine's shard gives.
+    fn is_of_its_shard(&self) -> bool {
+        let shard = self.shard;
+        let Self { requester, contexts, pds, .. } = self;
+        let Requester { responder, groups } = requester;
+        let Responder { completer, sessions, xrc, qpns, .. } = responder;
+        let Completer { vnics, cqs, srqs, ahs, keys, qps, in_flight, .. } = completer;
+        let numbers = qpns.pairs().chain(xrc.numbers.pairs()).map(|(number, _)| Qpn(number));
+        Shard::new(shard.index(), shard.count()) == Some(shard)
+            && contexts.is_of(shard)
+            && pds.is_of(shard)
+            && sessions.is_of(shard)
+            && xrc.xrcds.is_of(shard)
+            && vnics.is_of(shard)
+            && cqs.is_of(shard)
+            && srqs.is_of(shard)
+            && ahs.is_of(shard)
+            && keys.regions.is_of(shard)
+            && keys.windows.is_of(shard)
+            && qps.is_of(shard)
+            && in_flight.is_of(shard)
+            && numbers.chain(groups.groups.keys().copied()).all(|number| shard.has_qpn(number))
     }
 }
 

@@ -12,7 +12,7 @@ use crate::table::NumberTable;
 use crate::{ContextId, CqId, SessionId, VnicId, XrcdId};
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
-use freeflow_verbs::FileIdentity;
+use freeflow_verbs::{FileIdentity, Shard};
 use serde::{Deserialize, Serialize};
 
 /// Never given out twice.
@@ -84,11 +84,11 @@ pub(crate) struct Xrc {
 }
 
 impl Xrc {
-    pub fn new() -> Self {
+    pub fn new(shard: Shard) -> Self {
         Self {
             domains: BTreeMap::new(),
             files: BTreeMap::new(),
-            xrcds: Slab::new(),
+            xrcds: Slab::new(shard),
             numbers: NumberTable::new(),
             domains_made: 0,
         }

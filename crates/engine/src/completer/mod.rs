@@ -25,7 +25,7 @@ use crate::transport::wire::{HELD_BYTES_OF_VNIC_MAX, HELD_PACKET_BYTES, Wire, pa
 use crate::{AhId, CqId, QpId, Span, SrqId, VnicId, WireCounters};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
-use freeflow_verbs::{Gid, QpState};
+use freeflow_verbs::{Gid, QpState, Shard};
 
 pub(crate) struct Completer {
     pub vnics: Slab<VnicId, Vnic>,
@@ -45,16 +45,16 @@ pub(crate) struct Completer {
 }
 
 impl Completer {
-    pub fn new() -> Self {
+    pub fn new(shard: Shard) -> Self {
         Self {
-            vnics: Slab::new(),
-            cqs: Slab::new(),
-            srqs: Slab::new(),
-            ahs: Slab::new(),
-            keys: Keys::new(KEY_COUNT_MAX),
-            qps: Slab::new(),
+            vnics: Slab::new(shard),
+            cqs: Slab::new(shard),
+            srqs: Slab::new(shard),
+            ahs: Slab::new(shard),
+            keys: Keys::new(shard, KEY_COUNT_MAX),
+            qps: Slab::new(shard),
             timers: Timers::new(),
-            in_flight: Slab::new(),
+            in_flight: Slab::new(shard),
             ready: VecDeque::new(),
             hosts: Hosts::default(),
             from: Vec::with_capacity(freeflow_verbs::SGE_COUNT_MAX),

@@ -16,7 +16,7 @@ use crate::slab::Slab;
 use crate::transport::datagrams::UnresolvedSenders;
 use crate::transport::wire::Wire;
 use crate::{ContextId, Environment, PdId, Progress, QpId, Seed};
-use freeflow_verbs::Instant;
+use freeflow_verbs::{Instant, Shard};
 
 /// The engine. Methods come in four families: getters; verbs (commands of the control path, each
 /// refusing objects of another session with NotFound); `handle_*` (input); `poll_*` (output).
@@ -28,6 +28,7 @@ use freeflow_verbs::Instant;
 /// ends requests, the responder admits messages and calls the completer, the requester works off
 /// send queues and calls both. What only verbs of the control path need stands beside them.
 pub struct Engine {
+    pub(crate) shard: Shard,
     pub(crate) requester: Requester,
     pub(crate) random: Random,
     pub(crate) contexts: Slab<ContextId, Context>,
@@ -42,15 +43,27 @@ pub struct Engine {
 impl Engine {
     /// An engine without vNICs. `seed` decides all random numbers: QPNs, PSNs and keys.
     pub fn new(seed: Seed) -> Self {
+        Self::of_shard(seed, Shard::ONLY)
+    }
+
+    /// One of the engines of a router, each of another shard: their names never meet, and they draw no QPN twice.
+    /// `seed`: each engine's own.
+    pub fn of_shard(seed: Seed, shard: Shard) -> Self {
         Self {
-            requester: Requester::new(),
+            shard,
+            requester: Requester::new(shard),
             random: Random::new(&seed),
-            contexts: Slab::new(),
-            pds: Slab::new(),
+            contexts: Slab::new(shard),
+            pds: Slab::new(shard),
             networks: Networks::default(),
             quarantine: QpnQuarantine::new(),
             unresolved: UnresolvedSenders::default(),
         }
+    }
+
+    /// The shard of its names and QPNs.
+    pub fn shard(&self) -> Shard {
+        self.shard
     }
 
     /// Works off posted sends of one QP, at most about `budget_bytes` of payload (and a bounded

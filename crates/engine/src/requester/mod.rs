@@ -26,7 +26,7 @@ use crate::timers::{TimerKind, acknowledge_timeout};
 use crate::transport::wire::Wire;
 use crate::turn::{Budget, Turn, local_right};
 use crate::{Environment, Fetch, Progress, QpId, ReceiveQueueId, Syndrome, UD_MESSAGE_BYTES_MAX, ud};
-use freeflow_verbs::{CompletionStatus, Duration, Instant, MESSAGE_BYTES_MAX, QpState, QpType, SendOpcode};
+use freeflow_verbs::{CompletionStatus, Duration, Instant, MESSAGE_BYTES_MAX, QpState, QpType, SendOpcode, Shard};
 
 /// It owns the groups that its datagrams go to, and the responder that local delivery feeds.
 pub(crate) struct Requester {
@@ -35,8 +35,8 @@ pub(crate) struct Requester {
 }
 
 impl Requester {
-    pub fn new() -> Self {
-        Self { responder: Responder::new(), groups: Groups::new() }
+    pub fn new(shard: Shard) -> Self {
+        Self { responder: Responder::new(shard), groups: Groups::new() }
     }
 
     /// A QP that our own bookkeeping says exists.

@@ -36,7 +36,9 @@ use crate::transport::wire::Wire;
 use crate::xrc::Xrc;
 use crate::{Drops, Environment, EventTarget, Fetch, PdId, QpId, ReceiveQueueId, SessionId, Syndrome, VnicId};
 use alloc::collections::VecDeque;
-use freeflow_verbs::{Access, AsyncEventKind, CompletionStatus, Instant, QpState, QpType, SendOpcode, VerbsError};
+use freeflow_verbs::{
+    Access, AsyncEventKind, CompletionStatus, Instant, QpState, QpType, SendOpcode, Shard, VerbsError,
+};
 
 /// It owns what says whether a message may be executed, and what it owes for those that were.
 pub(crate) struct Responder {
@@ -56,11 +58,11 @@ pub(crate) struct Responder {
 }
 
 impl Responder {
-    pub fn new() -> Self {
+    pub fn new(shard: Shard) -> Self {
         Self {
-            completer: Completer::new(),
-            sessions: Slab::new(),
-            xrc: Xrc::new(),
+            completer: Completer::new(shard),
+            sessions: Slab::new(shard),
+            xrc: Xrc::new(shard),
             qpns: NumberTable::new(),
             policy: PolicyReview::default(),
             schedule: Schedule::default(),

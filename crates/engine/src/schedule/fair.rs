@@ -150,7 +150,7 @@ impl Scheduler for FairScheduler {
 
     #[inline]
     fn is_metered(&self, vnic: VnicId) -> bool {
-        matches!(self.vnics.get(vnic.index as usize), Some(Some(entry)) if entry.metered)
+        matches!(self.vnics.get(vnic.index as usize), Some(Some(entry)) if entry.metered && entry.id == vnic)
     }
 
     #[inline]

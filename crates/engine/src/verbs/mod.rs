@@ -2,6 +2,7 @@
 //! `status`.
 mod direct;
 mod multicast;
+mod numbers;
 mod objects;
 mod policy;
 mod protection;

@@ -8,7 +8,7 @@ impl Engine {
     // ---- verbs
 
     /// Attaches a UD QP to a group of its network. Attaching twice is one attachment. NoMemory: the
-    /// vNIC is in too many groups, or has too many QPs in this one.
+    /// vNIC is in too many groups, or has too many QPs in this one; or no QPN is left.
     ///
     /// # Errors
     /// InvalidArgument: not a UD QP, or not a group's address. NotFound: not the session's QP.
@@ -20,6 +20,10 @@ impl Engine {
         }
         if self.requester.groups.has(qp, gid) {
             return Ok(());
+        }
+        let is_new = !self.requester.groups.numbers.contains_key(&(network, gid));
+        if is_new {
+            self.check_qpns()?;
         }
         let count = self.requester.groups.counts.get(&(vnic, gid)).copied().unwrap_or(0);
         let limits = &self.completer().vnics.get(vnic).ok_or(VerbsError::NotFound)?.limits;
@@ -33,7 +37,7 @@ impl Engine {
         self.requester.groups.counts.insert((vnic, gid), count + 1);
         self.requester.groups.groups_of.insert((qp, gid));
         self.requester.groups.members.insert((network, gid, qp));
-        if !self.requester.groups.numbers.contains_key(&(network, gid)) {
+        if is_new {
             let qpn = self.fresh_qpn();
             self.requester.groups.numbers.insert((network, gid), qpn);
             self.requester.groups.groups.insert(qpn, (network, gid));

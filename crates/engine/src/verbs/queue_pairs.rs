@@ -43,8 +43,8 @@ impl Engine {
     ///
     /// # Errors
     /// InvalidArgument: capabilities above a limit, or objects that its type must not have, lacks,
-    /// or has in another context. NoMemory: the vNIC, or its network, has as many as it may.
-    /// NotFound: an object is not the session's.
+    /// or has in another context. NoMemory: the vNIC, or its network, has as many as it may, or no
+    /// QPN is left. NotFound: an object is not the session's.
     pub fn create_qp(&mut self, session: SessionId, init: QpInit) -> Result<(QpId, Qpn, QpCapabilities), VerbsError> {
         check_parts(&init)?;
         self.check_owners(session, &init)?;
@@ -54,6 +54,7 @@ impl Engine {
         };
         let domain = init.xrcd.map(|xrcd| self.requester.responder.domain_of(session, xrcd)).transpose()?;
         let vnic = self.requester.responder.session_vnic(session)?;
+        self.check_qpns()?;
         self.charge(vnic, |usage| &mut usage.qps, |limits| limits.qp_count_max)?;
         let home = self.completer().vnics.get(vnic).ok_or(VerbsError::NotFound)?;
         let home = (home.network, Addresses { first: home.gid, ipv6: home.ipv6_gid });
@@ -101,21 +102,6 @@ impl Engine {
             return Err(VerbsError::InvalidArgument);
         }
         Ok(())
-    }
-
-    /// Not 0 and 1 (management), not the multicast number, and none that was a QP's a moment ago.
-    pub(crate) fn fresh_qpn(&mut self) -> Qpn {
-        loop {
-            let number = self.random.next_u32() & Qpn::MASK;
-            if number > 1
-                && number != Qpn::MULTICAST.0
-                && self.requester.responder.qpns.get(number).is_none()
-                && !self.quarantine.has(number)
-                && self.requester.groups.of_number(number).is_none()
-            {
-                return Qpn(number);
-            }
-        }
     }
 
     /// The state table of the standard with its required and optional attributes. To RESET: forgets

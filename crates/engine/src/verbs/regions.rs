@@ -194,7 +194,7 @@ mod tests {
     #[test]
     fn keys_of_the_host_run_out() {
         let mut engine = Engine::new(Seed([3; 32]));
-        engine.requester.responder.completer.keys = Keys::new(2);
+        engine.requester.responder.completer.keys = Keys::new(freeflow_verbs::Shard::ONLY, 2);
         let gid = Gid::from_ip(IpAddr::V4(Ipv4Addr::LOCALHOST));
         let vnic = engine.create_vnic(NetworkId(0), gid, VnicLimits::default()).unwrap();
         let session = engine.create_session(vnic).unwrap();

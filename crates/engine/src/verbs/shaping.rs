@@ -78,6 +78,7 @@ impl Engine {
     /// not be listed already.
     #[inline]
     pub fn list(&mut self, vnic: VnicId, qp: QpId) {
+        debug_assert!(vnic.shard() == self.shard.index() && qp.shard() == vnic.shard(), "of this engine");
         self.requester.responder.schedule.push(vnic, qp);
     }
 

@@ -88,16 +88,7 @@ impl Engine {
         if self.completer().cqs.owned(session, cq)?.context != context {
             return Err(VerbsError::InvalidArgument);
         }
-        // Half the numbers at most, so that drawing one ends.
-        if self.requester.responder.xrc.numbers.len() > Qpn::MASK as usize / 2 {
-            return Err(VerbsError::NoMemory);
-        }
-        let number = loop {
-            let number = self.random.next_u32() & Qpn::MASK;
-            if number != 0 && self.requester.responder.xrc.numbers.get(number).is_none() {
-                break number;
-            }
-        };
+        let number = self.fresh_srq_number()?;
         Ok(XrcQueue { xrcd, domain, cq, number, in_flight: 0, cookie })
     }
 

@@ -14,6 +14,7 @@ mod policy;
 mod random;
 mod regions;
 mod shaping;
+mod shards;
 mod snapshot;
 mod states;
 mod statuses;

@@ -7,7 +7,11 @@ use std::path::Path;
 
 /// An engine that has something of everything, with work half done.
 fn crowded() -> Net {
-    let mut net = Net::new();
+    crowded_of(Shard::ONLY)
+}
+
+fn crowded_of(shard: Shard) -> Net {
+    let mut net = Net::of_shard(shard);
     net.world.always_put_off = true;
     let (a, b) = net.pair(QpType::Rc);
     net.post_receive(&b, 1, &[b.sge(0, 4096)]);
@@ -57,6 +61,32 @@ fn what_is_read_is_what_was_written() {
     assert!(net.engine.snapshot() != snapshot);
     let done: usize = net.world.completions.values().map(|ring| ring.len()).sum();
     assert_eq!(done, 3, "a SEND at both ends, a WRITE at one");
+}
+
+#[test]
+fn the_shard_is_part_of_the_state() {
+    let shard = Shard::new(2, 4).unwrap();
+    let mut net = crowded_of(shard);
+    let snapshot = net.engine.snapshot();
+    let mut restored = Engine::restore(&snapshot).unwrap();
+    assert_eq!(restored.shard(), shard);
+    // Both go on with the same names and numbers.
+    let create = |engine: &mut Engine| {
+        let vnic = engine.create_vnic(NetworkId(1), gid(99), VnicLimits::default()).unwrap();
+        let session = engine.create_session(vnic).unwrap();
+        let context = engine.open_context(session).unwrap();
+        (vnic, session, engine.alloc_pd(session, context).unwrap())
+    };
+    let made = create(&mut restored);
+    assert_eq!(made, create(&mut net.engine));
+    assert_eq!([made.0.shard(), made.1.shard(), made.2.shard()], [2; 3]);
+    // The first two bytes are its index and the count: names or numbers are not of any other shard.
+    for (index, count) in [(1, 4), (0, 1), (3, 4), (2, 8), (4, 4), (2, 3), (2, 16)] {
+        let mut other = snapshot.clone();
+        other[20..22].copy_from_slice(&[index, count]);
+        assert_eq!(Engine::restore(&sealed(other)).err(), Some(SnapshotError::Damaged), "{index} of {count}");
+    }
+    assert_eq!(&snapshot[20..22], &[2, 4]);
 }
 
 #[test]

@@ -447,8 +447,12 @@ pub fn capabilities() -> QpCapabilities {
 
 impl Net {
     pub fn new() -> Self {
+        Self::of_shard(Shard::ONLY)
+    }
+
+    pub fn of_shard(shard: Shard) -> Self {
         Self {
-            engine: Engine::new(Seed([7; 32])),
+            engine: Engine::of_shard(Seed([7; 32]), shard),
             world: World::default(),
             now: Instant(1_000),
             qps: Vec::new(),
