@@ -13,8 +13,11 @@
 mod batch;
 mod capture;
 mod capturing;
+mod config;
 mod counters;
 mod faults;
+mod group;
+mod open;
 mod path;
 pub mod pcapng;
 mod peers;
@@ -26,10 +29,11 @@ mod udp;
 
 pub use batch::{BATCH_COUNT_MAX, BATCH_PACKET_COUNT_MAX};
 pub use capture::{CaptureSink, Captured, Direction};
+pub use config::UdpConfig;
 pub use counters::WireCounters;
 pub use faults::{Faults, HELD_COUNT_MAX};
 pub use path::{frame_payload, path_mtu};
 pub use peers::{PEER_COUNT_MAX, Peer, PeerIndex};
 pub use receive::{Datagram, Received};
 pub use seal::{KEY_HELD_NS, KEY_PACKETS, KEY_TIME_NS, KeyOffer, SealSecret};
-pub use udp::{BURST_BYTES_MAX, PACKET_BYTES_MAX, REFERENCE_BYTES_MIN, Udp, UdpConfig};
+pub use udp::{BURST_BYTES_MAX, PACKET_BYTES_MAX, REFERENCE_BYTES_MIN, Udp};

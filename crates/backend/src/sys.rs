@@ -5,7 +5,7 @@ use freeflow_shm::Segment;
 use std::io;
 use std::mem::{self, MaybeUninit};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// Send and accept IPv6 datagrams without a checksum (linux/udp.h).
 pub const UDP_NO_CHECK6_TX: i32 = 101;
@@ -90,21 +90,69 @@ pub fn option(socket: BorrowedFd<'_>, level: i32, name: i32) -> io::Result<i32> 
     if result == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Makes the kernel drop everything that arrives at this socket: it is there for sending only.
+/// An instruction of a classic BPF program.
+pub const fn instruction(code: u16, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
+    libc::sock_filter { code, jt, jf, k }
+}
+
+/// Return the constant, or the accumulator.
+pub const BPF_RETURN_CONSTANT: u16 = 0x06;
+pub const BPF_RETURN_ACCUMULATOR: u16 = 0x16;
+/// Load a byte, or a word, of the packet.
+pub const BPF_LOAD_BYTE: u16 = 0x30;
+pub const BPF_LOAD_WORD: u16 = 0x20;
+/// The accumulator and the constant.
+pub const BPF_AND: u16 = 0x54;
+pub const BPF_JUMP_EQUAL: u16 = 0x15;
+pub const BPF_JUMP_GREATER: u16 = 0x25;
+
+/// Makes the kernel drop everything that arrives at this socket.
 pub fn refuse_input(socket: BorrowedFd<'_>) -> io::Result<()> {
-    const BPF_RETURN_CONSTANT: u16 = 0x06;
-    let mut program = [libc::sock_filter { code: BPF_RETURN_CONSTANT, jt: 0, jf: 0, k: 0 }];
-    let filter = libc::sock_fprog { len: 1, filter: program.as_mut_ptr() };
-    // SAFETY: the kernel copies `filter` and the one instruction it points to; both live through the call.
+    attach(socket, libc::SO_ATTACH_FILTER, &mut [instruction(BPF_RETURN_CONSTANT, 0, 0, 0)])
+}
+
+/// Undoes [`refuse_input`].
+pub fn accept_input(socket: BorrowedFd<'_>) -> io::Result<()> {
+    set_option(socket, libc::SOL_SOCKET, libc::SO_DETACH_FILTER, 0)
+}
+
+/// Has a program choose the socket of a group (SO_REUSEPORT) that a packet goes to: it sees the payload of UDP, and
+/// gives the socket's place in the order of binding.
+pub fn choose_by(member: BorrowedFd<'_>, program: &mut [libc::sock_filter]) -> io::Result<()> {
+    attach(member, libc::SO_ATTACH_REUSEPORT_CBPF, program)
+}
+
+fn attach(socket: BorrowedFd<'_>, option: i32, program: &mut [libc::sock_filter]) -> io::Result<()> {
+    let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    // SAFETY: the kernel copies `filter` and the `len` instructions it points to; both live through the call.
     let result = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
             libc::SOL_SOCKET,
-            libc::SO_ATTACH_FILTER,
+            option,
             std::ptr::from_ref(&filter).cast(),
             size_of::<libc::sock_fprog>() as libc::socklen_t,
         )
     };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// A UDP socket for addresses of this family that is not bound yet.
+pub fn open_udp(family: &Address) -> io::Result<OwnedFd> {
+    let family = if family.is_v4() { libc::AF_INET } else { libc::AF_INET6 };
+    // SAFETY: no memory is passed.
+    let fd = unsafe { libc::socket(family, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just opened it, and nobody else has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+pub fn bind(socket: BorrowedFd<'_>, address: &Address) -> io::Result<()> {
+    let (name, length) = address.as_raw();
+    // SAFETY: the kernel reads `length` bytes of the address, which lives through the call.
+    let result = unsafe { libc::bind(socket.as_raw_fd(), name.cast(), length) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 

@@ -5,16 +5,16 @@
 //! the ICRC has to cover, and an ICMP error of one peer is no error of the socket.
 use crate::batch::{Key, Outbox, Pending};
 use crate::capture::CaptureSink;
+use crate::config::UdpConfig;
 use crate::counters::WireCounters;
 use crate::faults::{Faults, Held, Injector};
-use crate::path::{forbid_fragments, frame_payload_on, link_mtu, packet_payload, path_mtu};
+use crate::path::{frame_payload_on, link_mtu, packet_payload, path_mtu};
 use crate::peers::{Peer, PeerIndex, Peers};
-use crate::receive::{Inbox, Listener};
-use crate::seal::{KEY_PACKETS, KEY_TIME_NS};
+use crate::receive::Inbox;
 use crate::sys;
 use freeflow_shm::Segment;
 use freeflow_wire::frame::{self, FRAME_HEADER_BYTES, FRAME_PAYLOAD_BYTES_MAX};
-use freeflow_wire::{BTH_BYTES, HEADER_BYTES_MAX, PAYLOAD_BYTES_MAX, UDP_PORT};
+use freeflow_wire::{BTH_BYTES, HEADER_BYTES_MAX, PAYLOAD_BYTES_MAX};
 use std::io;
 use std::net::{IpAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -32,66 +32,15 @@ const BURST_BATCH_COUNT: usize = 4;
 pub const REFERENCE_BYTES_MIN: usize = 2048;
 /// Batches that may wait for one full socket: the others stay for the rest.
 const BLOCKED_BATCH_COUNT_MAX: usize = 2 * BURST_BATCH_COUNT;
-/// Addresses of one host, at most.
-const ADDRESS_COUNT_MAX: usize = 64;
-/// Sending sockets for each address, at most.
-const SOURCE_PORT_COUNT_MAX: u16 = 256;
-/// RoCEv2 source ports: 0xc000 to 0xffff (IBTA A17.9.2, flow label to port).
-const SOURCE_PORT_BASE: u16 = 0xc000;
-const SOURCE_PORT_RANGE: u16 = 0x4000;
 /// Hop limit of what is sent.
 pub(crate) const HOP_LIMIT: u8 = 64;
-/// How [`Udp::open`] opens.
-#[derive(Clone, Debug)]
-pub struct UdpConfig {
-    /// This host's, v4, v6 or both; none of them unspecified.
-    pub addresses: Vec<IpAddr>,
-    /// Sending sockets for each address, 1 to 256: their ports are from 0xc000 up.
-    pub source_port_count: u16,
-    /// Have the kernel cut batches up.
-    pub gso: bool,
-    /// Have the kernel put datagrams together.
-    pub gro: bool,
-    /// Differentiated services code point (0 to 63) of packets whose traffic class has none.
-    pub dscp: u8,
-    pub send_buffer_bytes: u32,
-    pub receive_buffer_bytes: u32,
-    /// Firewall mark of what is sent (SO_MARK), which takes CAP_NET_ADMIN or, from Linux 5.17 on,
-    /// CAP_NET_RAW; none if 0.
-    pub mark: u32,
-    /// There may be peers with [frames](freeflow_wire::frame): what is sent has a UDP checksum.
-    pub frames: bool,
-    /// Packets and time, nanoseconds, after which the key of a sealed peer is replaced.
-    pub key_packets: u64,
-    pub key_time_ns: u64,
-}
-
-impl UdpConfig {
-    /// Eight source ports, GSO and GRO, DSCP 0, 4 MiB to send and 16 MiB to receive.
-    pub fn new(addresses: Vec<IpAddr>) -> Self {
-        Self {
-            addresses,
-            source_port_count: 8,
-            gso: true,
-            gro: true,
-            dscp: 0,
-            send_buffer_bytes: 4 << 20,
-            receive_buffer_bytes: 16 << 20,
-            mark: 0,
-            frames: false,
-            key_packets: KEY_PACKETS,
-            key_time_ns: KEY_TIME_NS,
-        }
-    }
-}
-
 /// A sending socket.
 pub(crate) struct Lane {
-    socket: UdpSocket,
+    pub socket: UdpSocket,
     pub address: IpAddr,
     pub port: u16,
     /// Its buffer was full at the last attempt.
-    blocked: bool,
+    pub blocked: bool,
 }
 
 /// See the module and the crate.
@@ -106,38 +55,25 @@ pub struct Udp {
     pub(crate) capture: Option<Box<dyn CaptureSink>>,
     pub(crate) counters: WireCounters,
     pub(crate) keys_due_ns: u64,
+    /// Keep other programs out of the groups that the listeners are in.
+    _guards: Vec<Arc<UdpSocket>>,
 }
 
 impl Udp {
-    /// Opens the sockets.
-    ///
-    /// # Errors
-    /// A configuration out of range ([`io::ErrorKind::InvalidInput`]); whatever binding says, in
-    /// particular `AddrInUse` for port 4791 and `AddrNotAvailable` for an address that this host
-    /// does not have; `PermissionDenied` for a mark.
-    pub fn open(config: UdpConfig) -> io::Result<Self> {
-        check(&config)?;
-        let random = sys::random()?;
-        let (mut lanes, mut listeners) = (Vec::new(), Vec::new());
-        for &address in &config.addresses {
-            listeners.push(listen(address, &config)?);
-            let mut offset = (random % u64::from(SOURCE_PORT_RANGE)) as u16;
-            for _ in 0..config.source_port_count {
-                lanes.push(open_lane(address, &mut offset, &config)?);
-            }
-        }
-        Ok(Self {
+    pub(crate) fn new(config: UdpConfig, lanes: Vec<Lane>, inbox: Inbox, guards: Vec<Arc<UdpSocket>>) -> Self {
+        Self {
             config,
             lanes,
             peers: Peers::default(),
             outbox: Outbox::new(),
             pending: None,
-            inbox: Inbox::new(listeners),
+            inbox,
             faults: None,
             capture: None,
             counters: WireCounters::default(),
             keys_due_ns: u64::MAX,
-        })
+            _guards: guards,
+        }
     }
 
     pub fn config(&self) -> &UdpConfig {
@@ -634,24 +570,6 @@ impl Udp {
     }
 }
 
-fn check(config: &UdpConfig) -> io::Result<()> {
-    let invalid = |text: String| Err(io::Error::new(io::ErrorKind::InvalidInput, text));
-    let addresses = &config.addresses;
-    if addresses.is_empty() || addresses.len() > ADDRESS_COUNT_MAX {
-        return invalid(format!("{} addresses; there must be 1 to {ADDRESS_COUNT_MAX}", addresses.len()));
-    }
-    if let Some(address) = addresses.iter().find(|address| address.is_unspecified() || address.is_multicast()) {
-        return invalid(format!("{address} is not an address of a host"));
-    }
-    if !(1..=SOURCE_PORT_COUNT_MAX).contains(&config.source_port_count) {
-        return invalid(format!("{} source ports; there must be 1 to 256", config.source_port_count));
-    }
-    if config.dscp > 63 {
-        return invalid(format!("DSCP {} is over 63", config.dscp));
-    }
-    Ok(())
-}
-
 /// Which of `count` sockets a flow takes (a multiplicative hash: flows are often consecutive numbers).
 #[inline]
 fn spread(flow: u32, count: u16) -> u16 {
@@ -669,90 +587,6 @@ pub(crate) fn now_ns() -> u64 {
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Sets a buffer's size, past the system's limit where we may.
-fn set_buffer(socket: &UdpSocket, forced: i32, plain: i32, bytes: u32) -> io::Result<()> {
-    let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
-    sys::set_option(socket.as_fd(), libc::SOL_SOCKET, forced, bytes)
-        .or_else(|_| sys::set_option(socket.as_fd(), libc::SOL_SOCKET, plain, bytes))
-}
-
-fn listen(address: IpAddr, config: &UdpConfig) -> io::Result<Listener> {
-    let socket = UdpSocket::bind((address, UDP_PORT)).map_err(|error| {
-        let hint = if error.kind() == io::ErrorKind::AddrInUse {
-            " (another router runs here, or the kernel's rdma_rxe is loaded)"
-        } else {
-            ""
-        };
-        io::Error::new(error.kind(), format!("UDP port {UDP_PORT} of {address}: {error}{hint}"))
-    })?;
-    socket.set_nonblocking(true)?;
-    set_buffer(&socket, libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, config.receive_buffer_bytes)?;
-    let fd = socket.as_fd();
-    sys::set_option(fd, libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1)?;
-    if address.is_ipv4() {
-        sys::set_option(fd, libc::IPPROTO_IP, libc::IP_RECVTOS, 1)?;
-        sys::set_option(fd, libc::IPPROTO_IP, libc::IP_RECVTTL, 1)?;
-    } else {
-        sys::set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1)?;
-        sys::set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT, 1)?;
-        // RoCEv2 leaves the checksum zero; over IPv6 the kernel drops that unless configured otherwise (RFC
-        // 6935).
-        sys::set_option(fd, libc::SOL_UDP, sys::UDP_NO_CHECK6_RX, 1)?;
-    }
-    if config.gro {
-        sys::set_option(fd, libc::SOL_UDP, libc::UDP_GRO, 1)?;
-    }
-    Ok(Listener::new(socket, address))
-}
-
-/// Opens a sending socket on the first free port from `offset` on, and moves that past it.
-fn open_lane(address: IpAddr, offset: &mut u16, config: &UdpConfig) -> io::Result<Lane> {
-    for _ in 0..SOURCE_PORT_RANGE {
-        let port = SOURCE_PORT_BASE + *offset;
-        *offset = (*offset + 1) % SOURCE_PORT_RANGE;
-        match UdpSocket::bind((address, port)) {
-            Ok(socket) => {
-                prepare_lane(&socket, address, config)?;
-                return Ok(Lane { socket, address, port, blocked: false });
-            }
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
-            Err(error) => return Err(io::Error::new(error.kind(), format!("UDP port {port} of {address}: {error}"))),
-        }
-    }
-    Err(io::Error::new(
-        io::ErrorKind::AddrInUse,
-        format!("no UDP port from {SOURCE_PORT_BASE} up is free at {address}"),
-    ))
-}
-
-fn prepare_lane(socket: &UdpSocket, address: IpAddr, config: &UdpConfig) -> io::Result<()> {
-    sys::refuse_input(socket.as_fd())?;
-    socket.set_nonblocking(true)?;
-    set_buffer(socket, libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, config.send_buffer_bytes)?;
-    forbid_fragments(socket, address)?;
-    let (fd, class) = (socket.as_fd(), i32::from(config.dscp << 2));
-    if config.mark != 0 {
-        sys::set_option(fd, libc::SOL_SOCKET, libc::SO_MARK, config.mark.cast_signed())?;
-    }
-    if address.is_ipv4() {
-        sys::set_option(fd, libc::IPPROTO_IP, libc::IP_TOS, class)?;
-        sys::set_option(fd, libc::IPPROTO_IP, libc::IP_TTL, i32::from(HOP_LIMIT))?;
-    } else {
-        sys::set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_TCLASS, class)?;
-        sys::set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS, i32::from(HOP_LIMIT))?;
-    }
-    // Without segmentation the checksum is left zero as by other RoCEv2 ends. With it the kernel wants one (interfaces
-    // compute it), and GRO puts nothing together that has none. Frames have no other for their payload.
-    if !config.gso && !config.frames {
-        if address.is_ipv4() {
-            sys::set_option(fd, libc::SOL_SOCKET, libc::SO_NO_CHECK, 1)?;
-        } else {
-            sys::set_option(fd, libc::SOL_UDP, sys::UDP_NO_CHECK6_TX, 1)?;
-        }
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -766,20 +600,6 @@ mod tests {
             }
             let mean = 4096 / u32::from(count);
             assert!(used.iter().all(|&flows| flows > mean / 2 && flows < mean * 2), "{count}: {used:?}");
-        }
-    }
-
-    #[test]
-    fn configurations_out_of_range_are_refused() {
-        let good = UdpConfig::new(vec!["127.0.0.1".parse().expect("address")]);
-        for bad in [
-            UdpConfig { addresses: vec![], ..good.clone() },
-            UdpConfig { addresses: vec!["::".parse().expect("address")], ..good.clone() },
-            UdpConfig { source_port_count: 0, ..good.clone() },
-            UdpConfig { source_port_count: 257, ..good.clone() },
-            UdpConfig { dscp: 64, ..good },
-        ] {
-            assert_eq!(Udp::open(bad).err().map(|error| error.kind()), Some(io::ErrorKind::InvalidInput));
         }
     }
 }

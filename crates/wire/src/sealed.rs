@@ -25,7 +25,8 @@ pub const SEAL_BYTES: usize = SEAL_HEADER_BYTES + SEAL_TAG_BYTES;
 pub const SEAL_KEY_BYTES: usize = 16;
 /// Nonces of GCM.
 pub const SEAL_NONCE_BYTES: usize = 12;
-const TYPE: u8 = 0b111 << 5;
+/// First byte of a sealed packet.
+pub const SEAL_TYPE: u8 = 0b111 << 5;
 
 /// The header of a sealed packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +40,7 @@ pub struct SealHeader {
 /// Whether a packet says that it is sealed.
 #[inline]
 pub fn is_sealed(packet: &[u8]) -> bool {
-    packet.first() == Some(&TYPE)
+    packet.first() == Some(&SEAL_TYPE)
 }
 
 impl SealHeader {
@@ -47,7 +48,7 @@ impl SealHeader {
     #[inline]
     pub fn encode(self) -> [u8; SEAL_HEADER_BYTES] {
         let mut bytes = [0; SEAL_HEADER_BYTES];
-        bytes[..4].copy_from_slice(&(u32::from(TYPE) << 24 | self.key & MASK_24).to_be_bytes());
+        bytes[..4].copy_from_slice(&(u32::from(SEAL_TYPE) << 24 | self.key & MASK_24).to_be_bytes());
         bytes[4..].copy_from_slice(&self.counter.to_be_bytes());
         bytes
     }

@@ -70,6 +70,11 @@ impl Namespace {
     pub fn open(&self, config: UdpConfig) -> Udp {
         self.run(|| once_free(|| Udp::open(config.clone())))
     }
+
+    /// One for each engine of a host with so many.
+    pub fn open_all(&self, config: UdpConfig, count: u8) -> Vec<Udp> {
+        self.run(|| once_free(|| Udp::open_all(config.clone(), count)))
+    }
 }
 
 /// A socket that was closed may live a little longer: in a child of another test that has not come to its exec yet.
@@ -148,7 +153,12 @@ pub const PEER: PeerIndex = PeerIndex(3);
 
 /// One packet of `bytes` that says its number in the PSN and in every byte of its payload.
 pub fn packet(number: u32, bytes: usize) -> Vec<u8> {
-    let header = Header::new(Opcode::from_byte(0x04).expect("SEND ONLY"), 0x11, number).encode();
+    packet_to(0x11, number, bytes)
+}
+
+/// The same, to another QPN.
+pub fn packet_to(qpn: u32, number: u32, bytes: usize) -> Vec<u8> {
+    let header = Header::new(Opcode::from_byte(0x04).expect("SEND ONLY"), qpn, number).encode();
     let mut packet = header.as_slice().to_vec();
     packet.resize(bytes, number as u8);
     packet
