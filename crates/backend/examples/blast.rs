@@ -7,7 +7,7 @@
 mod lab;
 
 use freeflow_backend::{Peer, Udp, UdpConfig};
-use lab::{Namespace, PEER, config, peer, veth};
+use lab::{Namespace, PEER, config, peer, route, veth};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -126,7 +126,7 @@ fn send(udp: &mut Udp, bytes: usize, time: Duration) {
                 std::hint::spin_loop();
                 break;
             }
-            let Some(place) = udp.reserve(PEER, 7, 0, bytes) else { break };
+            let Some(place) = udp.reserve(route(PEER, 7, 0), bytes) else { break };
             place[..HEADER_BYTES].copy_from_slice(&header);
             copy(&mut place[HEADER_BYTES..], &memory[at..at + payload]);
             udp.commit();
@@ -156,7 +156,7 @@ fn receive(udp: &mut Udp, stop: &AtomicBool) -> (u64, f64) {
             first = Some(Instant::now());
         }
         if total - acknowledged >= ACK_EVERY_BYTES
-            && let Some(place) = udp.reserve(PEER, 7, 0, HEADER_BYTES + 8)
+            && let Some(place) = udp.reserve(route(PEER, 7, 0), HEADER_BYTES + 8)
         {
             place[..HEADER_BYTES].fill(0);
             place[HEADER_BYTES..].copy_from_slice(&total.to_le_bytes());

@@ -38,6 +38,8 @@ pub(crate) struct Key {
     pub peer: u32,
     /// Index of the sending socket.
     pub lane: u16,
+    /// The peer's engine.
+    pub shard: u8,
 }
 
 pub(crate) struct Batch {
@@ -304,7 +306,7 @@ pub(crate) struct Outbox {
 
 impl Outbox {
     pub fn new() -> Self {
-        let key = Key { peer: 0, lane: 0 };
+        let key = Key { peer: 0, lane: 0, shard: 0 };
         let nowhere = std::net::IpAddr::from([0, 0, 0, 0]);
         let addresses = freeflow_wire::icrc::Addresses::V4 { source: [0; 4], destination: [0; 4] };
         let flow = Flow { addresses, source_port: 0 };
@@ -451,13 +453,14 @@ mod tests {
     use super::*;
     use crate::peers::{Peer, PeerIndex, Peers};
 
-    const KEY: Key = Key { peer: 0, lane: 0 };
+    const KEY: Key = Key { peer: 0, lane: 0, shard: 0 };
 
     fn peers() -> Peers {
         let (local, address) = ([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
         let (path_mtu_bytes, frame_bytes) = (4096, 4096);
         let (icrc, frames) = (true, true);
-        let peer = Peer { address, local, icrc, external: false, path_mtu_bytes, frames, frame_bytes, sealed: false };
+        let (external, sealed, shards) = (false, false, 1);
+        let peer = Peer { address, local, icrc, external, path_mtu_bytes, frames, frame_bytes, sealed, shards };
         let mut peers = Peers::default();
         assert!(peers.set(PeerIndex(0), peer, 0, true));
         peers

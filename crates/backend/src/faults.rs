@@ -1,6 +1,7 @@
 //! Faults on purpose: loss, duplication, reordering, delay and corruption of single packets as they
 //! leave, below GSO. For tests and demonstrations. What happens to the n-th packet follows from the
 //! seed and n alone.
+use crate::lanes::PacketRoute;
 use crate::peers::PeerIndex;
 use crate::udp::PACKET_BYTES_MAX;
 use std::cmp::Reverse;
@@ -49,9 +50,7 @@ pub(crate) struct Decision {
 /// A packet held back.
 #[derive(Clone, Copy)]
 pub(crate) struct Held {
-    pub to: PeerIndex,
-    pub flow: u32,
-    pub traffic_class: u8,
+    pub route: PacketRoute,
     pub bytes: usize,
     /// It is no frame.
     pub icrc: bool,
@@ -82,8 +81,8 @@ pub(crate) struct Injector {
 
 impl Injector {
     pub fn new(faults: Faults) -> Self {
-        let nothing =
-            Held { to: PeerIndex(0), flow: 0, traffic_class: 0, bytes: 0, icrc: true, flip: None, gone: true };
+        let route = PacketRoute { to: PeerIndex(0), qpn: 0, flow: 0, traffic_class: 0 };
+        let nothing = Held { route, bytes: 0, icrc: true, flip: None, gone: true };
         Self {
             faults,
             random: faults.seed,
@@ -209,14 +208,18 @@ impl Injector {
 }
 
 impl Held {
-    pub fn new(to: PeerIndex, flow: u32, traffic_class: u8, (bytes, icrc): (usize, bool), flip: Option<u32>) -> Self {
-        Self { to, flow, traffic_class, bytes, icrc, flip, gone: false }
+    pub fn new(route: PacketRoute, (bytes, icrc): (usize, bool), flip: Option<u32>) -> Self {
+        Self { route, bytes, icrc, flip, gone: false }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn route(flow: u32) -> PacketRoute {
+        PacketRoute { to: PeerIndex(0), qpn: 0x11, flow, traffic_class: 0 }
+    }
 
     #[test]
     fn decisions_follow_from_the_seed() {
@@ -251,7 +254,7 @@ mod tests {
         let now = Instant::now();
         let mut delays: Vec<(u64, u32)> = (0..100_u32).map(|flow| (u64::from(flow * 37 % 11), flow)).collect();
         for &(delay, flow) in &delays {
-            let held = Held::new(PeerIndex(0), flow, 0, (4, true), None);
+            let held = Held::new(route(flow), (4, true), None);
             assert!(injector.hold(held, &flow.to_be_bytes(), now + Duration::from_millis(delay), None));
         }
         // One is out before its time.
@@ -288,7 +291,7 @@ mod tests {
     fn holding_is_bounded_and_in_order() {
         let mut injector = Injector::new(Faults::default());
         let now = Instant::now();
-        let held = |flow| Held::new(PeerIndex(0), flow, 0, (4, true), None);
+        let held = |flow| Held::new(route(flow), (4, true), None);
         for flow in 0..HELD_COUNT_MAX as u32 {
             assert!(injector.hold(held(flow), &flow.to_be_bytes(), now, None));
         }

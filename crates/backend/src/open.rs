@@ -1,6 +1,7 @@
 //! How the sockets are opened and set up.
 use crate::config::{UdpConfig, check};
 use crate::group::{Group, bind_alone};
+use crate::lanes::lane_count;
 use crate::path::forbid_fragments;
 use crate::receive::{Inbox, Listener};
 use crate::sys;
@@ -67,7 +68,7 @@ impl Udp {
         let (random, mut lanes) = (sys::random()?, Vec::new());
         for &address in &config.addresses {
             let mut offset = (random % u64::from(SOURCE_PORT_RANGE)) as u16;
-            for _ in 0..config.source_port_count {
+            for _ in 0..lane_count(config.source_port_count) {
                 lanes.push(open_lane(address, &mut offset, &config)?);
             }
         }

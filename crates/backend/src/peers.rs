@@ -1,6 +1,7 @@
 //! The table of hosts that packets go to and come from.
 use crate::seal::Seal;
 use crate::sys;
+use freeflow_verbs::Shard;
 use freeflow_wire::UDP_PORT;
 use freeflow_wire::icrc::Addresses;
 use freeflow_wire::sealed::SEAL_BYTES;
@@ -33,6 +34,8 @@ pub struct Peer {
     pub frame_bytes: u16,
     /// All packets to and from it are [sealed](freeflow_wire::sealed).
     pub sealed: bool,
+    /// Engines that it has, as it says; 1 if it does not say.
+    pub shards: u8,
 }
 
 pub(crate) struct Entry {
@@ -46,6 +49,8 @@ pub(crate) struct Entry {
     pub lane_base: u16,
     /// The kernel cuts batches on this route.
     pub gso: bool,
+    /// The first of its engines.
+    pub shards: Shard,
     /// Of a sealed peer.
     pub seal: Option<Box<Seal>>,
 }
@@ -86,10 +91,12 @@ fn addresses(source: IpAddr, destination: IpAddr) -> Option<Addresses> {
 }
 
 impl Peers {
-    /// False: the families of the two addresses differ, the index is out of range, or the address is another peer's.
+    /// False: the families of the two addresses differ, the index is out of range, the address is another peer's, or
+    /// there can't be so many engines.
     pub fn set(&mut self, index: PeerIndex, peer: Peer, lane_base: u16, gso: bool) -> bool {
         let pairs = (addresses(peer.local, peer.address), addresses(peer.address, peer.local));
         let (Some(outward), Some(inward)) = pairs else { return false };
+        let Some(shards) = Shard::new(0, peer.shards) else { return false };
         let taken = self.by_address.get(&peer.address).is_some_and(|&other| other != index);
         if taken || index.0 >= PEER_COUNT_MAX {
             return false;
@@ -108,7 +115,7 @@ impl Peers {
             self.entries.resize_with(place + 1, || None);
         }
         let to = sys::Address::new(peer.address, UDP_PORT);
-        self.entries[place] = Some(Box::new(Entry { peer, to, outward, inward, lane_base, gso, seal }));
+        self.entries[place] = Some(Box::new(Entry { peer, to, outward, inward, lane_base, gso, shards, seal }));
         self.by_address.insert(peer.address, index);
         true
     }

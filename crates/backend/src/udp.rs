@@ -8,13 +8,15 @@ use crate::capture::CaptureSink;
 use crate::config::UdpConfig;
 use crate::counters::WireCounters;
 use crate::faults::{Faults, Held, Injector};
+use crate::lanes::{PacketRoute, lane_count, lane_of};
 use crate::path::{frame_payload_on, link_mtu, packet_payload, path_mtu};
-use crate::peers::{Peer, PeerIndex, Peers};
+use crate::peers::{Entry, Peer, PeerIndex, Peers};
 use crate::receive::Inbox;
 use crate::sys;
 use freeflow_shm::Segment;
+use freeflow_verbs::{Qpn, Shard};
 use freeflow_wire::frame::{self, FRAME_HEADER_BYTES, FRAME_PAYLOAD_BYTES_MAX};
-use freeflow_wire::{BTH_BYTES, HEADER_BYTES_MAX, PAYLOAD_BYTES_MAX};
+use freeflow_wire::{BTH_BYTES, HEADER_BYTES_MAX, PAYLOAD_BYTES_MAX, dest_qpn};
 use std::io;
 use std::net::{IpAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -49,7 +51,7 @@ pub struct Udp {
     pub(crate) lanes: Vec<Lane>,
     pub(crate) peers: Peers,
     pub(crate) outbox: Outbox,
-    pending: Option<(Pending, PeerIndex, u32, u8)>,
+    pending: Option<(Pending, PacketRoute)>,
     pub(crate) inbox: Inbox,
     faults: Option<Box<Injector>>,
     pub(crate) capture: Option<Box<dyn CaptureSink>>,
@@ -107,9 +109,11 @@ impl Udp {
             return invalid("its local address is none of this host's");
         };
         self.outbox.close_peer(index.0);
-        let lane_base = local as u16 * self.config.source_port_count;
+        let lane_base = local as u16 * lane_count(self.config.source_port_count);
         if !self.peers.set(index, peer, lane_base, self.config.gso) {
-            return invalid("its address is another peer's or of another family than the local one");
+            return invalid(
+                "its address is another peer's or of another family than the local one, or its engines too many",
+            );
         }
         if peer.sealed {
             self.drop_plain(index);
@@ -131,9 +135,7 @@ impl Udp {
         self.peers.find(address)
     }
 
-    /// Begins a packet: gives the place for its headers, payload and padding. `flow` chooses the
-    /// source port: packets of equal `flow`, `to` keep their order. `traffic_class` is the whole
-    /// byte; where its DSCP is 0, the configured one is set. A packet that was begun and not
+    /// Begins a packet: gives the place for its headers, payload and padding. A packet that was begun and not
     /// committed is abandoned.
     ///
     /// `None`: no room (all buffers wait for full sockets, or as many as may wait for this one), try again after
@@ -142,30 +144,24 @@ impl Udp {
     /// # Panics
     /// If `bytes` is less than a BTH or more than [`PACKET_BYTES_MAX`].
     #[inline]
-    pub fn reserve(&mut self, to: PeerIndex, flow: u32, traffic_class: u8, bytes: usize) -> Option<&mut [u8]> {
-        self.reserve_with(to, flow, traffic_class, (bytes, true))
+    pub fn reserve(&mut self, route: PacketRoute, bytes: usize) -> Option<&mut [u8]> {
+        self.reserve_with(route, (bytes, true))
     }
 
     /// The same for a frame, which has no ICRC.
     #[inline]
-    pub fn reserve_frame(&mut self, to: PeerIndex, flow: u32, traffic_class: u8, bytes: usize) -> Option<&mut [u8]> {
-        self.reserve_with(to, flow, traffic_class, (bytes, false))
+    pub fn reserve_frame(&mut self, route: PacketRoute, bytes: usize) -> Option<&mut [u8]> {
+        self.reserve_with(route, (bytes, false))
     }
 
     #[inline]
-    fn reserve_with(
-        &mut self,
-        to: PeerIndex,
-        flow: u32,
-        traffic_class: u8,
-        (bytes, icrc): (usize, bool),
-    ) -> Option<&mut [u8]> {
+    fn reserve_with(&mut self, route: PacketRoute, (bytes, icrc): (usize, bool)) -> Option<&mut [u8]> {
         assert!((BTH_BYTES..=PACKET_BYTES_MAX).contains(&bytes), "a packet of {bytes} bytes");
         self.abandon();
         let mut pending = Pending { slot: 0, bytes, icrc, sealed: false };
-        pending.slot = self.slot_for(to, flow, traffic_class, pending.length())?;
+        pending.slot = self.slot_for(&route, pending.length())?;
         pending.sealed = self.outbox.batch(pending.slot).sealed;
-        self.pending = Some((pending, to, flow, traffic_class));
+        self.pending = Some((pending, route));
         Some(self.outbox.place(pending))
     }
 
@@ -184,15 +180,14 @@ impl Udp {
     #[inline]
     pub fn refer(
         &mut self,
-        to: PeerIndex,
-        (flow, traffic_class): (u32, u8),
+        route: PacketRoute,
         head: &[u8],
         segment: &Arc<Segment>,
         (offset, bytes): (usize, usize),
     ) -> bool {
         debug_assert!(self.faults.is_none() && self.capture.is_none() && frame::is_frame(head));
         self.abandon();
-        let Some(slot) = self.slot_for(to, flow, traffic_class, head.len() + bytes) else { return false };
+        let Some(slot) = self.slot_for(&route, head.len() + bytes) else { return false };
         let batch = self.outbox.batch_mut(slot);
         let is_inside = batch.refer(head, segment, offset, bytes);
         if batch.is_closed() && !self.is_blocked(slot) {
@@ -210,6 +205,21 @@ impl Udp {
         }
     }
 
+    /// The other host said how many engines it has. Nothing is changed if there can't be so many.
+    pub fn set_shards(&mut self, index: PeerIndex, count: u8) {
+        let Some(shards) = Shard::new(0, count) else { return };
+        if let Some(entry) = self.peers.get_mut(index).filter(|entry| entry.shards != shards) {
+            (entry.peer.shards, entry.shards) = (count, shards);
+            self.outbox.close_peer(index.0);
+        }
+    }
+
+    /// The number of this host's engine that a packet, or a frame, is for.
+    #[inline]
+    pub fn shard_of(&self, packet: &[u8]) -> u8 {
+        self.config.shard.of_qpn(Qpn(dest_qpn(packet)))
+    }
+
     /// Whether something that is batched is in segments still.
     #[inline]
     pub fn has_references(&self) -> bool {
@@ -221,18 +231,18 @@ impl Udp {
     /// full half-way, and each packet be longer than the one before, [`reserve`](Self::reserve) may
     /// refuse the rest still.) True for a peer that does not exist.
     #[inline]
-    pub fn has_room(&self, to: PeerIndex, flow: u32) -> bool {
-        let Some(entry) = self.peers.get(to) else { return true };
-        let lane = entry.lane_base + spread(flow, self.config.source_port_count);
+    pub fn has_room(&self, route: &PacketRoute) -> bool {
+        let Some(entry) = self.peers.get(route.to) else { return true };
+        let lane = self.key_of(entry, route).lane;
         !self.lanes[usize::from(lane)].blocked && self.outbox.has_free(BURST_BATCH_COUNT, |slot| !self.is_blocked(slot))
     }
 
     /// Adds the packet begun by [`reserve`](Self::reserve), now written, to its batch.
     #[inline]
     pub fn commit(&mut self) {
-        let Some((pending, to, flow, traffic_class)) = self.pending.take() else { return };
+        let Some((pending, route)) = self.pending.take() else { return };
         if self.faults.is_some() {
-            self.commit_with_faults(pending, Held::new(to, flow, traffic_class, (pending.bytes, pending.icrc), None));
+            self.commit_with_faults(pending, Held::new(route, (pending.bytes, pending.icrc), None));
         } else {
             self.seal(pending, None);
         }
@@ -324,13 +334,21 @@ impl Udp {
     // ---- the way out
 
     #[inline]
-    fn slot_for(&mut self, to: PeerIndex, flow: u32, traffic_class: u8, length: usize) -> Option<usize> {
+    fn key_of(&self, entry: &Entry, route: &PacketRoute) -> Key {
+        let shard = entry.shards.of_qpn(Qpn(route.qpn));
+        let lane = lane_of(route.flow, shard, entry.shards.count(), self.config.source_port_count);
+        Key { peer: route.to.0, lane: entry.lane_base + lane, shard }
+    }
+
+    #[inline]
+    fn slot_for(&mut self, route: &PacketRoute, length: usize) -> Option<usize> {
+        let &PacketRoute { to, traffic_class, .. } = route;
         let Some(entry) = self.peers.get(to).filter(|entry| entry.may_send()) else {
             self.count_unsent(to);
             return None;
         };
         let length = length + entry.seal_bytes();
-        let key = Key { peer: to.0, lane: entry.lane_base + spread(flow, self.config.source_port_count) };
+        let key = self.key_of(entry, route);
         let traffic_class = if traffic_class >> 2 == 0 { self.config.dscp << 2 | traffic_class } else { traffic_class };
         if let Some((slot, fits)) = self.outbox.find(key, traffic_class, length) {
             if fits {
@@ -551,30 +569,22 @@ impl Udp {
     fn release(&mut self, number: u16) -> bool {
         let Some(injector) = &self.faults else { return false };
         let (held, _) = injector.packet(number);
-        if self.takes(held.to) {
+        if self.takes(held.route.to) {
             let mut pending = Pending { slot: 0, bytes: held.bytes, icrc: held.icrc, sealed: false };
-            let slot = self.slot_for(held.to, held.flow, held.traffic_class, pending.length());
-            let Some(slot) = slot else { return false };
+            let Some(slot) = self.slot_for(&held.route, pending.length()) else { return false };
             (pending.slot, pending.sealed) = (slot, self.outbox.batch(slot).sealed);
             if let Some(injector) = &self.faults {
                 self.outbox.place(pending).copy_from_slice(injector.packet(number).1);
             }
             self.seal(pending, held.flip);
         } else {
-            self.count_unsent(held.to);
+            self.count_unsent(held.route.to);
         }
         if let Some(injector) = &mut self.faults {
             injector.gone(number);
         }
         true
     }
-}
-
-/// Which of `count` sockets a flow takes (a multiplicative hash: flows are often consecutive numbers).
-#[inline]
-fn spread(flow: u32, count: u16) -> u16 {
-    let mixed = flow.wrapping_mul(0x9e37_79b1);
-    ((u64::from(mixed) * u64::from(count)) >> 32) as u16
 }
 
 fn is_refusal(error: &io::Error) -> bool {
@@ -585,21 +595,4 @@ fn is_refusal(error: &io::Error) -> bool {
 pub(crate) fn now_ns() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn flows_spread_over_all_sockets() {
-        for count in [1, 7, 8, 256] {
-            let mut used = vec![0_u32; usize::from(count)];
-            for flow in 0x11..0x11 + 4096 {
-                used[usize::from(spread(flow, count))] += 1;
-            }
-            let mean = 4096 / u32::from(count);
-            assert!(used.iter().all(|&flows| flows > mean / 2 && flows < mean * 2), "{count}: {used:?}");
-        }
-    }
 }

@@ -6,7 +6,7 @@ use freeflow_shm::Segment;
 use freeflow_wire::frame::{FRAME_HEADER_BYTES, Frame};
 use freeflow_wire::records::{Record, Records, RecordsWriter};
 use freeflow_wire::{Header, Opcode, Operation, PacketPosition, Reth, Service};
-use lab::{Namespace, PEER, config, let_neighbour_answer, packet, peer, receive, send, veth};
+use lab::{Namespace, PEER, config, let_neighbour_answer, packet, peer, receive, route, send, veth};
 use rustix::fs::{FallocateFlags, fallocate};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
@@ -43,10 +43,10 @@ fn head(psn: u32) -> Vec<u8> {
 fn send_frame(udp: &mut Udp, psn: u32, segment: &Arc<Segment>, (page, bytes): (usize, usize), referred: bool) {
     let (head, at) = (head(psn), page * PAGE_BYTES);
     if referred {
-        assert!(udp.refer(PEER, (FLOW, 0), &head, segment, (at, bytes)));
+        assert!(udp.refer(route(PEER, FLOW, 0), &head, segment, (at, bytes)));
         return;
     }
-    let place = udp.reserve_frame(PEER, FLOW, 0, head.len() + bytes).expect("room");
+    let place = udp.reserve_frame(route(PEER, FLOW, 0), head.len() + bytes).expect("room");
     place[..head.len()].copy_from_slice(&head);
     segment.read(at, &mut place[head.len()..]).expect("inside");
     udp.commit();
@@ -101,7 +101,7 @@ fn send_records(udp: &mut Udp, psn: u32, count: u32) {
         writer.push(&Record { opcode, solicited: false, length, rkey, address, argument });
     }
     let head = writer.finish();
-    let place = udp.reserve_frame(PEER, FLOW, 0, head.len() + 8 * count as usize).expect("room");
+    let place = udp.reserve_frame(route(PEER, FLOW, 0), head.len() + 8 * count as usize).expect("room");
     let (before, payload) = place.split_at_mut(head.len());
     before.copy_from_slice(head);
     payload.chunks_mut(8).zip(0..).for_each(|(one, at)| one.fill(at));
@@ -174,7 +174,7 @@ fn memory_that_is_gone_costs_its_own_packets_alone() {
         from.flush();
     }
     assert_eq!((from.counters().send_memory_gone, from.counters().packets_sent), (41, 3));
-    assert!(!from.refer(PEER, (FLOW, 0), &head(0), &segment, (3 * PAGE_BYTES + 1, PAGE_BYTES)), "beyond its end");
+    assert!(!from.refer(route(PEER, FLOW, 0), &head(0), &segment, (3 * PAGE_BYTES + 1, PAGE_BYTES)), "beyond its end");
     assert!(!from.has_unsent());
     assert_eq!(Arc::strong_count(&segment), 1);
 }
@@ -188,7 +188,7 @@ fn a_full_socket_gets_a_copy() {
     from.set_peer(PEER, peer("10.0.0.1", "10.0.0.3")).expect("peer");
     let (segment, _fd) = memory(4);
     let mut count = 0;
-    while from.has_room(PEER, FLOW) {
+    while from.has_room(&route(PEER, FLOW, 0)) {
         for _ in 0..3 {
             send_frame(&mut from, count, &segment, (count as usize % 4, PAGE_BYTES), true);
             count += 1;

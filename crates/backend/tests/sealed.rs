@@ -10,7 +10,7 @@ use freeflow_wire::sealed::{SEAL_BYTES, SealHeader, is_sealed};
 use freeflow_wire::{
     BTH_BYTES, Header, ICRC_BYTES, Opcode, Operation, PacketPosition, REPLAY_WINDOW, Service, UDP_PORT,
 };
-use lab::{Namespace, PEER, once_free, packet, peer, receive, receive_numbers, send};
+use lab::{Namespace, PEER, once_free, packet, peer, receive, receive_numbers, route, send};
 use std::net::UdpSocket;
 use std::sync::{Arc, Mutex};
 
@@ -51,7 +51,7 @@ fn frame(psn: u32, payload: &[u8]) -> Vec<u8> {
 }
 
 fn send_frame(udp: &mut Udp, bytes: &[u8]) {
-    let place = udp.reserve_frame(PEER, FLOW, 0, bytes.len()).expect("room");
+    let place = udp.reserve_frame(route(PEER, FLOW, 0), bytes.len()).expect("room");
     place.copy_from_slice(bytes);
     udp.commit();
 }
@@ -137,9 +137,12 @@ fn without_a_key_nothing_leaves() {
     drop(to);
     let spy = spy(&namespace, "10.0.0.2");
     assert!(!from.takes(PEER));
-    assert!(from.reserve(PEER, FLOW, 0, 64).is_none());
+    assert!(from.reserve(route(PEER, FLOW, 0), 64).is_none());
     let offer = from.offer_key(PEER, 0).expect("random bits").expect("it is sealed");
-    assert!(!from.takes(PEER) && from.reserve_frame(PEER, FLOW, 0, 64).is_none(), "the other one may not have it");
+    assert!(
+        !from.takes(PEER) && from.reserve_frame(route(PEER, FLOW, 0), 64).is_none(),
+        "the other one may not have it"
+    );
     assert!(!from.use_key(PEER, 0, offer.id ^ 1));
     assert!(from.use_key(PEER, 0, offer.id));
     send(&mut from, PEER, FLOW, &packet(1, 64));
@@ -153,7 +156,7 @@ fn payload_is_never_referred_to() {
     let (segment, _fd) = Segment::create_sealable("sealed", 8192).expect("memory");
     let (segment, (_namespace, mut from, _to)) = (Arc::new(segment), keyed(|_, _| {}, false));
     assert!(!from.refers(PEER, 4096));
-    assert!(!from.refer(PEER, (FLOW, 0), &frame(1, b""), &segment, (0, 4096)), "not even if it is asked for");
+    assert!(!from.refer(route(PEER, FLOW, 0), &frame(1, b""), &segment, (0, 4096)), "not even if it is asked for");
     assert!(!from.has_unsent());
 }
 

@@ -1,7 +1,7 @@
 //! Several engines of a host at one address, through real sockets in network namespaces of the tests' own (root).
 mod lab;
 
-use freeflow_backend::{Udp, UdpConfig};
+use freeflow_backend::{Faults, Udp, UdpConfig};
 use freeflow_verbs::{Qpn, Shard};
 use freeflow_wire::{Header, UDP_PORT};
 use lab::{Namespace, PEER, address, config, once_free, packet_to, peer, receive, send};
@@ -64,6 +64,43 @@ fn a_packet_comes_to_the_engine_that_has_its_qpn() {
         let counts: Vec<_> = expected.iter().map(Vec::len).collect();
         assert_eq!(arrived(&mut to, &counts), expected, "gso {gso}, gro {gro}, v6 {v6}");
     }
+}
+
+#[test]
+fn what_several_engines_get_is_not_put_together() {
+    for (ports, v6) in [(8, false), (1, false), (8, true)] {
+        let (_namespace, mut from, mut to) = hosts(|config| config.source_port_count = ports, v6);
+        from.set_shards(PEER, COUNT);
+        // One after the other, of one length: all are of one flow.
+        let qpns = [0x10, 0x11, 0x12, 0x13, 0x21, 1];
+        let mut expected = vec![Vec::new(); usize::from(COUNT)];
+        for number in 0..100 {
+            for qpn in qpns {
+                send(&mut from, PEER, FLOW, &packet_to(qpn, number, 1040));
+                expected[if qpn == 1 { 0 } else { qpn as usize % 4 }].push((qpn, number));
+            }
+        }
+        from.flush();
+        let counts: Vec<_> = expected.iter().map(Vec::len).collect();
+        assert_eq!(arrived(&mut to, &counts), expected, "{ports} source ports, v6 {v6}");
+        assert!(from.counters().batches_sent < from.counters().packets_sent / 4, "{:?}", from.counters());
+    }
+}
+
+#[test]
+fn packets_that_are_late_keep_their_engine() {
+    let (_namespace, mut from, mut to) = hosts(|_| (), false);
+    from.set_shards(PEER, COUNT);
+    from.set_faults(Some(Faults { seed: 1, delay_ppm: 300_000, delay_ns: 1_000_000, ..Faults::default() }));
+    for (number, qpn) in (0..400).zip([0x10, 0x11, 0x12, 0x13].into_iter().cycle()) {
+        send(&mut from, PEER, FLOW, &packet_to(qpn, number, 1040));
+    }
+    from.set_faults(None);
+    from.flush();
+    for (shard, came) in arrived(&mut to, &[100; COUNT as usize]).into_iter().enumerate() {
+        assert!(came.iter().all(|&(qpn, _)| qpn == 0x10 + shard as u32), "{shard}: {came:?}");
+    }
+    assert!(from.counters().injected_delays > 50);
 }
 
 #[test]

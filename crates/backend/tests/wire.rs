@@ -4,8 +4,8 @@ mod lab;
 use freeflow_backend::{Captured, Direction, Faults, PACKET_BYTES_MAX, Peer, PeerIndex, Udp, UdpConfig};
 use freeflow_wire::icrc::{Addresses, Flow};
 use lab::{
-    Namespace, PEER, address, config, let_neighbour_answer, loopback, packet, peer, receive, receive_numbers, send,
-    veth,
+    Namespace, PEER, address, config, let_neighbour_answer, loopback, packet, peer, receive, receive_numbers, route,
+    send, veth,
 };
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
 use std::io;
@@ -147,7 +147,7 @@ fn traffic_class_and_congestion_are_reported() {
     for v6 in [false, true] {
         let (_namespace, mut from, mut to) = loopback(|config, _| config.dscp = 10, v6);
         for (given, expected) in [(0, 10 << 2), (2, 10 << 2 | 2), (3, 10 << 2 | 3), (0xb8, 0xb8), (0xbb, 0xbb)] {
-            let place = from.reserve(PEER, 1, given, 16).expect("room");
+            let place = from.reserve(route(PEER, 1, given), 16).expect("room");
             place.copy_from_slice(&packet(1, 16));
             from.commit();
             from.flush();
@@ -185,7 +185,7 @@ fn what_is_wrong_is_dropped_and_counted() {
     from.flush();
     receive(&mut to, 2, |received| panic!("{received:?}"));
     assert_eq!(to.counters().unknown_source, 2);
-    assert!(to.reserve(PEER, 0, 0, 16).is_none());
+    assert!(to.reserve(route(PEER, 0, 0), 16).is_none());
     assert_eq!(to.counters().unknown_peer, 1);
 }
 
@@ -315,7 +315,7 @@ fn no_flow_is_reordered() {
         let (to, flow) = ((random >> 33) as usize % receivers.len(), (random >> 45) as usize % FLOWS);
         let bytes = [20, 20, 100, 1040, 4112][(random >> 55) as usize % 5];
         let class = if random >> 60 == 0 { 0x20 } else { 0 };
-        let place = from.reserve(PeerIndex(to as u32), flow as u32, class, bytes).expect("room");
+        let place = from.reserve(route(PeerIndex(to as u32), flow as u32, class), bytes).expect("room");
         let mut one = packet(next[to][flow], bytes);
         one[12] = flow as u8;
         place.copy_from_slice(&one);
@@ -345,7 +345,7 @@ fn a_full_socket_keeps_what_it_cannot_send() {
     let mut from = a.open(config);
     from.set_peer(PEER, peer("10.0.0.1", "10.0.0.3")).expect("peer");
     let mut number = 0;
-    while let Some(place) = from.reserve(PEER, 0, 0, 1040) {
+    while let Some(place) = from.reserve(route(PEER, 0, 0), 1040) {
         place.copy_from_slice(&packet(number, 1040));
         from.commit();
         number += 1;
@@ -354,9 +354,9 @@ fn a_full_socket_keeps_what_it_cannot_send() {
     }
     assert!(from.has_unsent() && from.counters().send_blocked > 0);
     // The others have buffers still.
-    assert!(!from.has_room(PEER, 0));
+    assert!(!from.has_room(&route(PEER, 0, 0)));
     from.set_peer(PeerIndex(4), peer("fd00::1", "fd00::2")).expect("peer");
-    assert!(from.has_room(PeerIndex(4), 0) && from.reserve(PeerIndex(4), 0, 0, 64).is_some());
+    assert!(from.has_room(&route(PeerIndex(4), 0, 0)) && from.reserve(route(PeerIndex(4), 0, 0), 64).is_some());
     from.abandon();
     assert_eq!(from.blocked_fds().count(), 1);
     b.ip("addr add 10.0.0.3/24 dev vb");
@@ -475,13 +475,13 @@ fn what_is_batched_goes_to_the_peer_that_it_was_meant_for() {
 #[test]
 fn abandoned_packets_leave_nothing() {
     let (_namespace, mut from, mut to) = loopback(|_, _| {}, false);
-    from.reserve(PEER, 0, 0, 64).expect("room");
+    from.reserve(route(PEER, 0, 0), 64).expect("room");
     from.abandon();
     assert!(!from.has_unsent());
     send(&mut from, PEER, 0, &packet(0, 64));
-    from.reserve(PEER, 0, 0, 64).expect("room").fill(0xee);
+    from.reserve(route(PEER, 0, 0), 64).expect("room").fill(0xee);
     send(&mut from, PEER, 0, &packet(1, 64));
-    from.reserve(PEER, 0, 0, 60).expect("room").fill(0xee);
+    from.reserve(route(PEER, 0, 0), 60).expect("room").fill(0xee);
     from.flush();
     assert_eq!(receive_numbers(&mut to, 2), [0, 1]);
     assert_eq!(from.counters().packets_sent, 2);

@@ -64,6 +64,15 @@ pub const MASK_24: u32 = 0x00ff_ffff;
 /// The default partition, full member.
 pub const PKEY_DEFAULT: u16 = 0xffff;
 
+/// Destination QPN of a packet, or of a [frame](frame); 0 of one that is too short.
+#[inline]
+pub fn dest_qpn(packet: &[u8]) -> u32 {
+    match packet.first_chunk::<8>() {
+        Some(&[.., a, b, c]) => u32::from_be_bytes([0, a, b, c]),
+        None => 0,
+    }
+}
+
 /// Adds to a PSN, modulo 2^24.
 pub const fn psn_add(psn: u32, count: u32) -> u32 {
     psn.wrapping_add(count) & MASK_24

@@ -1,7 +1,7 @@
 //! Network namespaces for tests, and the waiting for packets.
 #![allow(dead_code)]
-use freeflow_backend::{Peer, PeerIndex, Received, Udp, UdpConfig};
-use freeflow_wire::{Header, Opcode};
+use freeflow_backend::{PacketRoute, Peer, PeerIndex, Received, Udp, UdpConfig};
+use freeflow_wire::{Header, Opcode, dest_qpn};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::fs::File;
@@ -146,7 +146,13 @@ pub fn config(local: &str) -> UdpConfig {
 pub fn peer(local: &str, remote: &str) -> Peer {
     let (local, address) = (address(local), address(remote));
     let (path_mtu_bytes, frame_bytes) = (4096, 4096);
-    Peer { address, local, icrc: true, external: false, path_mtu_bytes, frames: true, frame_bytes, sealed: false }
+    let (icrc, external, frames, sealed, shards) = (true, false, true, false, 1);
+    Peer { address, local, icrc, external, path_mtu_bytes, frames, frame_bytes, sealed, shards }
+}
+
+/// The way of a packet to the QPN of [`packet`].
+pub fn route(to: PeerIndex, flow: u32, traffic_class: u8) -> PacketRoute {
+    PacketRoute { to, qpn: 0x11, flow, traffic_class }
 }
 
 pub const PEER: PeerIndex = PeerIndex(3);
@@ -168,7 +174,8 @@ pub fn packet_to(qpn: u32, number: u32, bytes: usize) -> Vec<u8> {
 pub fn send(udp: &mut Udp, to: PeerIndex, flow: u32, bytes: &[u8]) {
     let deadline = Instant::now() + WAIT_MAX;
     loop {
-        if let Some(place) = udp.reserve(to, flow, 0, bytes.len()) {
+        let route = PacketRoute { qpn: dest_qpn(bytes), ..route(to, flow, 0) };
+        if let Some(place) = udp.reserve(route, bytes.len()) {
             place.copy_from_slice(bytes);
             return udp.commit();
         }

@@ -219,6 +219,8 @@ impl Fabric {
             // Until it says how long they may be.
             frame_bytes: 0,
             sealed,
+            // As it said, until it says otherwise.
+            shards: udp.peer(index).filter(|peer| peer.address == address).map_or(1, |peer| peer.shards),
         };
         if let Err(error) = udp.set_peer(index, peer) {
             warning!("a host can't be reached", address = address, error = error);

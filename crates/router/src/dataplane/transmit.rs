@@ -9,9 +9,10 @@ use crate::dataplane::table::Table;
 use crate::memory::copies::{CopyStep, Gone, Walk, session_of};
 use crate::memory::page_table::{Piece, Reach};
 use crate::memory::transfers::{Arrival, Way};
-use freeflow_backend::{PeerIndex, Udp};
+use freeflow_backend::{PacketRoute, PeerIndex, Udp};
 use freeflow_engine::{Destination, PacketHead, SessionId, Source, SourceBody, Span, Token, TransmitOutcome};
 use freeflow_shm::{AccessError, Segment};
+use freeflow_wire::dest_qpn;
 use std::sync::Arc;
 
 /// Payload that is read in order.
@@ -65,6 +66,19 @@ fn refers(udp: &Udp, to: &Destination, packets: &[PacketHead]) -> bool {
     udp.refers(PeerIndex(to.host.0), usize::from(first.payload_bytes))
 }
 
+/// The way of a packet with these headers.
+#[inline]
+fn route_of(to: &Destination, head: &[u8]) -> PacketRoute {
+    let (flow, traffic_class) = (to.flow, to.traffic_class);
+    PacketRoute { to: PeerIndex(to.host.0), qpn: dest_qpn(head), flow, traffic_class }
+}
+
+/// Whether the backend has room for a burst. All its packets are one QP's.
+#[inline]
+fn has_room(udp: &Udp, to: &Destination, packets: &[PacketHead]) -> bool {
+    packets.first().is_none_or(|first| udp.has_room(&route_of(to, first.header.as_slice())))
+}
+
 /// Hands the packets of a burst to the backend, with the places of their payload in a segment.
 fn refer(
     udp: &mut Udp,
@@ -79,7 +93,8 @@ fn refer(
     }
     for packet in packets {
         let bytes = usize::from(packet.payload_bytes);
-        if !udp.refer(peer, (to.flow, to.traffic_class), packet.header.as_slice(), segment, (offset, bytes)) {
+        let head = packet.header.as_slice();
+        if !udp.refer(route_of(to, head), head, segment, (offset, bytes)) {
             // To a host that is gone, packets are lost. There is room, or else those that went out go out again.
             return if udp.peer(peer).is_none() { TransmitOutcome::Sent } else { TransmitOutcome::Full };
         }
@@ -93,9 +108,10 @@ fn refer(
 fn send(udp: &mut Udp, to: &Destination, packets: &[PacketHead], payload: &mut Payload<'_>) -> TransmitOutcome {
     let peer = PeerIndex(to.host.0);
     for packet in packets {
+        let route = route_of(to, packet.header.as_slice());
         let place = match packet.is_frame() {
-            false => udp.reserve(peer, to.flow, to.traffic_class, packet.bytes()),
-            true => udp.reserve_frame(peer, to.flow, to.traffic_class, packet.bytes()),
+            false => udp.reserve(route, packet.bytes()),
+            true => udp.reserve_frame(route, packet.bytes()),
         };
         let Some(place) = place else {
             // To a host that is gone, or sealed and without a key, packets are lost. There is room, or else those that
@@ -143,7 +159,7 @@ impl Ports {
     ) -> TransmitOutcome {
         let Some(udp) = self.fabric.udp.as_deref_mut() else { return TransmitOutcome::Sent };
         debug_assert!(payload.prefix.is_empty(), "a GRH is the receiver's");
-        if !udp.has_room(PeerIndex(to.host.0), to.flow) {
+        if !has_room(udp, to, packets) {
             self.fabric.blocked = true;
             return TransmitOutcome::Full;
         }
@@ -187,8 +203,8 @@ impl Ports {
     /// all.
     pub(crate) fn start_records(&mut self, to: &Destination, head: &[u8], payload: Source<'_>) -> TransmitOutcome {
         let Some(udp) = self.fabric.udp.as_deref_mut() else { return TransmitOutcome::Sent };
-        let peer = PeerIndex(to.host.0);
-        if !udp.has_room(peer, to.flow) {
+        let (peer, route) = (PeerIndex(to.host.0), route_of(to, head));
+        if !udp.has_room(&route) {
             self.fabric.blocked = true;
             return TransmitOutcome::Full;
         }
@@ -201,7 +217,7 @@ impl Ports {
         }
         let bytes = inline.len() + spans.iter().map(|span| span.length as usize).sum::<usize>();
         let Some(udp) = self.fabric.udp.as_deref_mut() else { return TransmitOutcome::Sent };
-        let Some(place) = udp.reserve_frame(peer, to.flow, to.traffic_class, head.len() + bytes) else {
+        let Some(place) = udp.reserve_frame(route, head.len() + bytes) else {
             return if udp.peer(peer).is_none() { TransmitOutcome::Sent } else { TransmitOutcome::Full };
         };
         let (before, mut rest) = place.split_at_mut(head.len());
@@ -274,8 +290,9 @@ impl Ports {
         let token = *token;
         if let Some(udp) = fabric.udp.as_deref_mut() {
             let to = &burst.to;
-            let has_room = udp.has_room(PeerIndex(to.host.0), to.flow);
-            if !has_room || send(udp, to, &burst.packets, &mut Payload::Bytes(bounce)) == TransmitOutcome::Full {
+            if !has_room(udp, to, &burst.packets)
+                || send(udp, to, &burst.packets, &mut Payload::Bytes(bounce)) == TransmitOutcome::Full
+            {
                 fabric.blocked = true;
                 return None;
             }

@@ -2,7 +2,7 @@
 use crate::common::cm::*;
 use crate::common::hosts::{Hosts, alone};
 use crate::common::*;
-use freeflow_backend::{Peer, PeerIndex, Udp, UdpConfig};
+use freeflow_backend::{PacketRoute, Peer, PeerIndex, Udp, UdpConfig};
 use freeflow_engine::management_head;
 use freeflow_orchestrator::Command;
 use freeflow_orchestrator::objects::{ObjectKind, parse_object};
@@ -492,6 +492,7 @@ impl Machine {
             frames: false,
             frame_bytes,
             sealed: false,
+            shards: 1,
         };
         udp.set_peer(PeerIndex(0), peer).unwrap();
         Self { udp }
@@ -500,7 +501,10 @@ impl Machine {
     fn send(&mut self, message: Message) {
         let mad = Mad { status: 0, transaction_id: 7, attribute_modifier: 0, message };
         let head = management_head(3);
-        let place = self.udp.reserve(PeerIndex(0), 0, 0, head.bytes()).unwrap();
+        let place = self
+            .udp
+            .reserve(PacketRoute { to: PeerIndex(0), qpn: 1, flow: 0, traffic_class: 0 }, head.bytes())
+            .unwrap();
         let (header, body) = place.split_at_mut(usize::from(head.header.length));
         header.copy_from_slice(head.header.as_slice());
         body.copy_from_slice(&mad.encode());
