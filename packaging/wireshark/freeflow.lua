@@ -1,5 +1,5 @@
 -- Wireshark: FreeFlow's frames, the packets that its routers exchange beside those of RoCEv2 (UDP port 4791).
--- The format: docs/architecture/wire.md, "Frames". Everything else on that port stays the matter of Wireshark's own dissector.
+-- The format: docs/architecture/wire.md, "Frames" and "Sealed packets". Everything else on that port stays the matter of Wireshark's own dissector.
 --
 --   tshark -X lua_script:freeflow.lua -r capture.pcapng -O freeflow
 local frame = Proto("freeflow", "FreeFlow frame")
@@ -37,6 +37,12 @@ f.message_psn = ProtoField.uint24("freeflow.message_psn", "First PSN of the mess
 f.crc = ProtoField.uint32("freeflow.crc", "CRC of the headers", base.HEX)
 f.crc_good = ProtoField.bool("freeflow.crc_good", "CRC is good")
 f.payload = ProtoField.bytes("freeflow.payload", "Payload")
+f.seal_key = ProtoField.uint24("freeflow.seal.key", "Key", base.HEX)
+f.seal_sender = ProtoField.uint8("freeflow.seal.sender", "Engine of the sender", base.DEC, nil, 0xe0)
+f.seal_shard = ProtoField.uint8("freeflow.seal.shard", "Engine of the receiver")
+f.seal_counter = ProtoField.bytes("freeflow.seal.counter", "Packets sealed with the key before")
+f.seal_text = ProtoField.bytes("freeflow.seal.text", "Encrypted packet")
+f.seal_tag = ProtoField.bytes("freeflow.seal.tag", "Tag")
 f.count = ProtoField.uint8("freeflow.records", "Messages")
 f.heads = ProtoField.uint16("freeflow.heads", "Bytes of their heads")
 f.record = ProtoField.uint8("freeflow.record", "Message", base.HEX, operations, 0x1f)
@@ -69,6 +75,8 @@ local function crc32(bytes)
 end
 
 local HEADER_BYTES = 40
+local SEAL_HEADER_BYTES, SEAL_TAG_BYTES = 12, 16
+local SEAL_BYTES = SEAL_HEADER_BYTES + SEAL_TAG_BYTES
 local RECORDS = 0x1f
 local HEADS_AT = 16
 local ports = DissectorTable.get("udp.port")
@@ -114,7 +122,24 @@ local function add_records(buffer, packet, branch)
     end
 end
 
+-- A packet in a seal: nothing but its header can be read.
+local function add_seal(buffer, packet, tree)
+    packet.cols.protocol = "FreeFlow"
+    packet.cols.info = string.format("sealed, key=0x%06x, to engine %d", buffer(1, 3):uint(), buffer(4, 1):uint())
+    local branch = tree:add(frame, buffer(0, buffer:len()))
+    branch:add(f.seal_key, buffer(1, 3))
+    branch:add(f.seal_sender, buffer(1, 1))
+    branch:add(f.seal_shard, buffer(4, 1))
+    branch:add(f.seal_counter, buffer(5, 7))
+    if buffer:len() > SEAL_BYTES then
+        branch:add(f.seal_text, buffer(SEAL_HEADER_BYTES, buffer:len() - SEAL_BYTES))
+    end
+    branch:add(f.seal_tag, buffer(buffer:len() - SEAL_TAG_BYTES, SEAL_TAG_BYTES))
+    return buffer:len()
+end
+
 function frame.dissector(buffer, packet, tree)
+    if buffer:len() >= SEAL_BYTES and buffer(0, 1):uint() == 0xe0 then return add_seal(buffer, packet, tree) end
     local is_frame = buffer:len() >= HEADS_AT + 4 and math.floor(buffer(0, 1):uint() / 32) == 6
     local has_records = is_frame and buffer(0, 1):uint() % 32 == RECORDS
     if not is_frame or not has_records and buffer:len() < HEADER_BYTES then

@@ -17,7 +17,7 @@ SEALED = 0xe0
 SINGLE_BYTES_MAX = 1000
 HEAD_BYTES = ETHERNET_BYTES + IP_BYTES + UDP_BYTES
 # Where a sealed packet has what: see crates/wire/src/sealed.rs.
-SPOILT = {"key": 1, "counter": 4, "text": 20, "tag": -1}
+SPOILT = {"key": 1, "shard": 4, "counter": 5, "text": 20, "tag": -1}
 
 
 def datagrams(sock):

@@ -22,7 +22,9 @@ ROWS = [
     "ib_send_bw -c UD -F -n 200",
     "ib_send_bw -c XRC -F -n 200 -s 65537",
 ]
-REFUSALS = ("unsealed", "unknown_key", "replayed", "bad_tag", "bad_icrc", "unwanted_frames", "malformed")
+REFUSALS = (
+    "unsealed", "unknown_key", "wrong_shard", "replayed", "bad_tag", "bad_icrc", "unwanted_frames", "malformed",
+)
 # The pingpong's client has its buffers full of this.
 PAYLOAD = "7b" * 32
 WATCHED = 500
@@ -39,6 +41,7 @@ FORGERIES = [
 REPLAYS = [
     ("unchanged", ["replayed"]),
     ("key", ["unknown_key"]),
+    ("shard", ["wrong_shard"]),
     ("counter", ["bad_tag"]),
     ("text", ["replayed"]),  # looked at first: it is cheaper
     ("tag", ["replayed"]),
@@ -176,7 +179,7 @@ def test_the_victim_has_not_noticed(victim):
 def test_metrics_count_what_was_dropped(lab):
     text = harness.run(["curl", "--silent", "--fail", "--unix-socket", lab.host(1).run_dir / "api.sock", "http://host/metrics"])
     counts = dict(re.findall(r'^freeflow_wire_drops_total\{reason="(\w+)"\} (\d+)$', text, re.MULTILINE))
-    for reason in ("unsealed", "unknown_key", "replayed", "bad_tag"):
+    for reason in ("unsealed", "unknown_key", "wrong_shard", "replayed", "bad_tag"):
         need(int(counts.get(reason, 0)) >= forgery.COUNT, f"{reason}: {counts}")
 
 

@@ -137,7 +137,7 @@ impl Batch {
             icrc.copy_from_slice(&value.to_le_bytes());
         }
         if let Some(key) = key {
-            key.seal(packet);
+            key.seal(packet, self.key.shard);
         }
         if let Some(flip) = flip {
             // Behind a frame's headers a wrong bit is for the UDP checksum, which the kernel has yet to compute.

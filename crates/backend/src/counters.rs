@@ -21,6 +21,8 @@ pub struct WireCounters {
     pub unsealed: u64,
     /// Dropped: sealed with a key that is not the peer's, or not any more; or of a peer that is not sealed.
     pub unknown_key: u64,
+    /// Dropped: sealed, and for another engine of this host by its header, or by the packet in it.
+    pub wrong_shard: u64,
     /// Dropped: sealed, and taken before, or too far behind others to know.
     pub replayed: u64,
     /// Dropped: sealed by somebody who does not have the key, or damaged.

@@ -9,6 +9,11 @@
 //! direction of one pair of hosts, and drawn at random by the sender, so no two runs of a router share one; the packets
 //! that it seals are counted, and the count is the nonce: none comes twice.
 //!
+//! **Several engines.** Each engine of the sender draws keys of its own, so none waits for another; the upper bits of a
+//! key's number say whose it is, and those of each engine replace each other. Each engine of the receiver has all keys.
+//! A packet names the engine that it is for, in its counter: another one drops it before its window sees it, so none is
+//! taken twice by two of them.
+//!
 //! **Renewal.** After [`KEY_PACKETS`] packets or [`KEY_TIME_NS`] another key is offered ([`crate::Udp::poll_key`]); the
 //! one in use goes on until the other host has the new one, and the receiver has it for [`KEY_HELD_NS`] longer: no
 //! packet is lost for it. A key ends for good at twice as many packets: then nothing is sent any more. That is half of
@@ -19,6 +24,7 @@
 use crate::counters::WireCounters;
 use crate::sys;
 use aws_lc_rs::aead::{AES_128_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
+use freeflow_verbs::Shard;
 use freeflow_wire::frame::{FRAME_HEADER_BYTES, FRAME_PAYLOAD_BYTES_MAX};
 use freeflow_wire::sealed::{
     SEAL_BYTES, SEAL_HEADER_BYTES, SEAL_KEY_BYTES, SEAL_NONCE_BYTES, SEAL_TAG_BYTES, SealHeader,
@@ -39,8 +45,11 @@ const _: () = assert!(KEY_PACKETS_MAX * TEXT_BYTES_MAX.div_ceil(BLOCK_BYTES) <= 
 pub const KEY_TIME_NS: u64 = 600_000_000_000;
 /// So long a key opens packets after the sender has another one, nanoseconds.
 pub const KEY_HELD_NS: u64 = 30_000_000_000;
-/// Keys of one sender: in use, new, and two that are held.
+/// Keys of one engine of the sender: in use, new, and two that are held.
 const RECEIVE_KEY_COUNT_MAX: usize = 4;
+/// Where the number of the sender's engine stands in the number of a key, which has 24 bits.
+const KEY_SHARD_SHIFT: u32 = 21;
+const _: () = assert!((Shard::COUNT_MAX as u32) << KEY_SHARD_SHIFT == MASK_24 + 1);
 /// Until random bits are asked for again that the kernel did not give, nanoseconds.
 const RETRY_NS: u64 = 1_000_000_000;
 pub(crate) const NEVER: u64 = u64::MAX;
@@ -99,10 +108,10 @@ impl SendKey {
         Self { id, key: aead_key(secret), base: secret.base, count: 0, since_ns: now_ns }
     }
 
-    /// Seals the text between the places of header and tag.
+    /// Seals the text between the places of header and tag, for an engine of the receiver's.
     #[inline]
-    pub fn seal(&mut self, packet: &mut [u8]) {
-        let header = SealHeader { key: self.id, counter: self.count };
+    pub fn seal(&mut self, packet: &mut [u8], shard: u8) {
+        let header = SealHeader::new(self.id, shard, self.count);
         assert!(self.count < KEY_PACKETS_MAX && packet.len() >= SEAL_BYTES);
         // Before anything else: a counter is never used again, whatever becomes of the packet.
         self.count += 1;
@@ -135,8 +144,14 @@ struct ReceiveKey {
 pub(crate) enum Refusal {
     Plain,
     UnknownKey,
+    WrongShard,
     Replayed,
     BadTag,
+}
+
+/// Which engine of the sender a key is of. One that has no others, and gives its keys any numbers: 0.
+fn owner_of(id: u32, theirs: Shard) -> usize {
+    if theirs.count() == 1 { 0 } else { (id >> KEY_SHARD_SHIFT) as usize % usize::from(Shard::COUNT_MAX) }
 }
 
 /// The keys between this host and another.
@@ -181,8 +196,8 @@ impl Seal {
         Some((key, is_worn))
     }
 
-    /// Draws the next key. After a failure it is due again, later.
-    pub fn offer(&mut self, now_ns: u64) -> io::Result<KeyOffer> {
+    /// Draws the next key of this engine. After a failure it is due again, later.
+    pub fn offer(&mut self, now_ns: u64, own: Shard) -> io::Result<KeyOffer> {
         let mut random = [0; SEAL_KEY_BYTES + SEAL_NONCE_BYTES + 4];
         self.retry_at_ns = now_ns + RETRY_NS;
         sys::fill_random(&mut random)?;
@@ -194,7 +209,8 @@ impl Seal {
         secret.base.copy_from_slice(base);
         // Any number at first, so that those of two runs of a router are hardly ever equal.
         let first = id.iter().fold(0, |number, &byte| number << 8 | u32::from(byte));
-        let id = self.last_id.map_or(first, |last| last + 1) & MASK_24;
+        let number = self.last_id.map_or(first, |last| last + 1) & ((1 << KEY_SHARD_SHIFT) - 1);
+        let id = u32::from(own.index()) << KEY_SHARD_SHIFT | number;
         self.last_id = Some(id);
         self.offered = Some(SendKey::new(id, &secret, now_ns));
         Ok(KeyOffer { id, in_use: self.sending.as_ref().map(|key| key.id), secret })
@@ -208,14 +224,17 @@ impl Seal {
         true
     }
 
-    pub fn accept(&mut self, (id, secret): (u32, &SealSecret), in_use: Option<u32>, now_ns: u64) {
+    /// `theirs`: any engine of the sender, as it said how many there are.
+    pub fn accept(&mut self, (id, secret): (u32, &SealSecret), in_use: Option<u32>, now_ns: u64, theirs: Shard) {
         self.receiving.retain(|key| key.id != id);
-        for key in &mut self.receiving {
+        let owner = owner_of(id, theirs);
+        for key in self.receiving.iter_mut().filter(|key| owner_of(key.id, theirs) == owner) {
             key.expires_ns = if in_use == Some(key.id) { NEVER } else { key.expires_ns.min(now_ns + KEY_HELD_NS) };
         }
-        if self.receiving.len() >= RECEIVE_KEY_COUNT_MAX {
+        let own = (0..self.receiving.len()).rev().filter(|&at| owner_of(self.receiving[at].id, theirs) == owner);
+        if own.clone().count() >= RECEIVE_KEY_COUNT_MAX {
             // Of those that end at the same time the oldest.
-            let first = (0..self.receiving.len()).rev().min_by_key(|&at| self.receiving[at].expires_ns);
+            let first = own.min_by_key(|&at| self.receiving[at].expires_ns);
             first.map(|at| self.receiving.remove(at));
         }
         let window = ReplayWindow::default();
@@ -223,16 +242,19 @@ impl Seal {
         self.receiving.insert(0, key);
     }
 
-    /// Opens a packet in place; gives the length of its text, and whether it is the first one of the newest key.
+    /// Opens a packet in place, in the engine that is `own`; gives the length of its text, and whether it is the first
+    /// one of a key.
     #[inline]
-    pub fn open(&mut self, packet: &mut [u8]) -> Result<(usize, bool), Refusal> {
+    pub fn open(&mut self, packet: &mut [u8], own: Shard) -> Result<(usize, bool), Refusal> {
         let Some((header, _)) = SealHeader::parse(packet) else { return Err(Refusal::Plain) };
         if packet.len() > SEALED_BYTES_MAX {
             // Nobody sealed it, and to find that out by the tag costs time.
             return Err(Refusal::BadTag);
         }
-        let at = self.receiving.iter().position(|key| key.id == header.key).ok_or(Refusal::UnknownKey)?;
-        let key = &mut self.receiving[at];
+        let key = self.receiving.iter_mut().find(|key| key.id == header.key).ok_or(Refusal::UnknownKey)?;
+        if header.shard() != own.index() {
+            return Err(Refusal::WrongShard);
+        }
         if !key.window.is_new(header.counter) {
             return Err(Refusal::Replayed);
         }
@@ -240,8 +262,7 @@ impl Seal {
         let (head, rest) = packet.split_at_mut(SEAL_HEADER_BYTES);
         let text = key.key.open_in_place(nonce, Aad::from(&*head), rest).map_err(|_| Refusal::BadTag)?;
         key.window.note(header.counter);
-        let is_first = !key.used && at == 0;
-        key.used = true;
+        let is_first = !std::mem::replace(&mut key.used, true);
         Ok((text.len(), is_first))
     }
 
@@ -250,15 +271,18 @@ impl Seal {
         *self = Self { last_id: self.last_id, ..Self::default() };
     }
 
-    /// Forgets what has had its time.
-    pub fn expire(&mut self, now_ns: u64) {
+    /// Forgets what has had its time. `theirs`: as for [`accept`](Self::accept).
+    pub fn expire(&mut self, now_ns: u64, theirs: Shard) {
         if self.forget_at_ns <= now_ns {
             self.forget();
         }
-        if let Some((newest, older)) = self.receiving.split_first_mut()
-            && newest.used
-        {
-            older.iter_mut().for_each(|key| key.expires_ns = key.expires_ns.min(now_ns + KEY_HELD_NS));
+        let mut newest_used = [None; Shard::COUNT_MAX as usize];
+        for key in &mut self.receiving {
+            match &mut newest_used[owner_of(key.id, theirs)] {
+                Some(true) => key.expires_ns = key.expires_ns.min(now_ns + KEY_HELD_NS),
+                Some(false) => {}
+                none => *none = Some(key.used),
+            }
         }
         self.receiving.retain(|key| now_ns < key.expires_ns);
     }
@@ -289,6 +313,7 @@ impl Refusal {
         let count = match self {
             Self::Plain => &mut counters.unsealed,
             Self::UnknownKey => &mut counters.unknown_key,
+            Self::WrongShard => &mut counters.wrong_shard,
             Self::Replayed => &mut counters.replayed,
             Self::BadTag => &mut counters.bad_tag,
         };
@@ -312,21 +337,25 @@ mod tests {
 
     /// A new key, all the way.
     fn renew(from: &mut Seal, to: &mut Seal, now_ns: u64) {
-        let offer = from.offer(now_ns).expect("random bits");
-        to.accept((offer.id, &offer.secret), offer.in_use, now_ns);
+        let offer = from.offer(now_ns, Shard::ONLY).expect("random bits");
+        to.accept((offer.id, &offer.secret), offer.in_use, now_ns, Shard::ONLY);
         assert!(from.begin_use(offer.id, now_ns));
     }
 
     fn sealed(from: &mut Seal, text: &[u8]) -> Vec<u8> {
         let mut packet = [&[0; SEAL_HEADER_BYTES], text, &[0; SEAL_TAG_BYTES]].concat();
         let (key, _) = from.sender(LIMITS.packets).expect("a key");
-        key.seal(&mut packet);
+        key.seal(&mut packet, 0);
         packet
     }
 
     fn open(to: &mut Seal, packet: &[u8]) -> Result<Vec<u8>, Refusal> {
+        open_as(Shard::ONLY, to, packet)
+    }
+
+    fn open_as(own: Shard, to: &mut Seal, packet: &[u8]) -> Result<Vec<u8>, Refusal> {
         let mut packet = packet.to_vec();
-        let (bytes, _) = to.open(&mut packet)?;
+        let (bytes, _) = to.open(&mut packet, own)?;
         Ok(packet[SEAL_HEADER_BYTES..][..bytes].to_vec())
     }
 
@@ -341,6 +370,7 @@ mod tests {
             let why = match bit / 8 {
                 0 => Refusal::Plain,
                 1..4 => Refusal::UnknownKey,
+                4 => Refusal::WrongShard,
                 _ => Refusal::BadTag,
             };
             assert_eq!(open(&mut to, &other), Err(why), "bit {bit}");
@@ -372,14 +402,15 @@ mod tests {
         ];
         assert_eq!(SealHeader { key: id, counter }.encode(), expected[..SEAL_HEADER_BYTES]);
         let mut to = Seal::default();
-        to.accept((id, &secret), None, 0);
-        assert_eq!(open(&mut to, &expected), Ok(b"a packet".to_vec()));
+        to.accept((id, &secret), None, 0, Shard::ONLY);
+        let second = Shard::new(1, 2).expect("the second of two");
+        assert_eq!(open_as(second, &mut to, &expected), Ok(b"a packet".to_vec()));
         // The same key under another number: the tag covers that, too.
-        to.accept((id + 1, &secret), None, 0);
+        to.accept((id + 1, &secret), None, 0, Shard::ONLY);
         let mut other = expected;
         other[3] += 1;
-        assert_eq!(open(&mut to, &other), Err(Refusal::BadTag));
-        assert_eq!(open(&mut to, &vec![0xe0; SEALED_BYTES_MAX + 1]), Err(Refusal::BadTag));
+        assert_eq!(open_as(second, &mut to, &other), Err(Refusal::BadTag));
+        assert_eq!(open(&mut to, &[0xe0; SEALED_BYTES_MAX + 1]), Err(Refusal::BadTag));
     }
 
     #[test]
@@ -389,7 +420,7 @@ mod tests {
         for _ in 0..20 {
             let mut from = Seal::default();
             for round in 0..10 {
-                let offer = from.offer(round).expect("random bits");
+                let offer = from.offer(round, Shard::ONLY).expect("random bits");
                 if round % 3 == 1 || !from.begin_use(offer.id, round) {
                     continue;
                 }
@@ -402,6 +433,48 @@ mod tests {
             }
         }
         assert_eq!(used.len(), 20 * 7 * 50);
+    }
+
+    #[test]
+    fn each_engine_of_the_sender_has_keys_of_its_own() {
+        const COUNT: u8 = 4;
+        let engines: Vec<Shard> = Shard::all(COUNT).collect();
+        let mut from: Vec<Seal> = engines.iter().map(|_| Seal::default()).collect();
+        let (mut to, theirs, mut ids) = (Seal::default(), engines[0], BTreeSet::new());
+        let mut now_ns = 0;
+        for round in 0..10 {
+            for (&own, from) in engines.iter().zip(&mut from) {
+                let offer = from.offer(now_ns, own).expect("random bits");
+                assert!(ids.insert(offer.id), "no two engines give a key the same number");
+                to.accept((offer.id, &offer.secret), offer.in_use, now_ns, theirs);
+                // The key of the third one never comes into use again.
+                assert!(own.index() == 2 && round > 0 || from.begin_use(offer.id, now_ns));
+                to.expire(now_ns, theirs);
+            }
+            for from in &mut from {
+                assert!(open(&mut to, &sealed(from, b"text")).is_ok(), "round {round}");
+            }
+            assert!(to.receiving.len() <= usize::from(COUNT) * RECEIVE_KEY_COUNT_MAX);
+            to.expire(now_ns, theirs);
+            now_ns += KEY_HELD_NS;
+            to.expire(now_ns, theirs);
+            let left = if round == 0 { COUNT } else { COUNT + 1 };
+            assert_eq!(to.receiving.len(), usize::from(left), "in use, and one that is not yet");
+        }
+    }
+
+    #[test]
+    fn a_packet_is_taken_by_one_engine_alone() {
+        let (mut from, mut to) = pair();
+        let engines: Vec<Shard> = Shard::all(2).collect();
+        let mut packet = [0; SEAL_BYTES + 4];
+        from.sender(LIMITS.packets).expect("a key").0.seal(&mut packet, 1);
+        assert_eq!(open_as(engines[0], &mut to, &packet), Err(Refusal::WrongShard));
+        let mut changed = packet;
+        changed[4] = 0;
+        assert_eq!(open_as(engines[0], &mut to, &changed), Err(Refusal::BadTag), "the tag covers its engine");
+        assert!(open_as(engines[1], &mut to, &packet).is_ok());
+        assert_eq!(open_as(engines[1], &mut to, &packet), Err(Refusal::Replayed));
     }
 
     #[test]
@@ -421,14 +494,14 @@ mod tests {
         for number in 1..=LIMITS.packets {
             assert!(!from.is_worn(999, LIMITS));
             let (key, is_worn) = from.sender(LIMITS.packets).expect("a key");
-            key.seal(&mut [0; SEAL_BYTES]);
+            key.seal(&mut [0; SEAL_BYTES], 0);
             assert_eq!(is_worn, number == LIMITS.packets, "it is said once");
         }
         assert!(from.is_worn(999, LIMITS));
         renew(&mut from, &mut to, 500);
         assert!(!from.is_worn(1499, LIMITS) && from.is_worn(1500, LIMITS));
         assert_eq!(from.due_ns(LIMITS), 1500);
-        from.offer(1500).expect("random bits");
+        from.offer(1500, Shard::ONLY).expect("random bits");
         assert!(!from.is_worn(9999, LIMITS), "one offer at a time");
         assert_eq!(from.due_ns(LIMITS), NEVER);
         assert!(!from.begin_use(from.last_id.expect("an offer") ^ 1, 1600), "not the one that was offered");
@@ -441,21 +514,21 @@ mod tests {
         for round in 0..10 {
             let now_ns = round * KEY_HELD_NS;
             late.push(sealed(&mut from, b"late"));
-            let offer = from.offer(now_ns).expect("random bits");
+            let offer = from.offer(now_ns, Shard::ONLY).expect("random bits");
             let before = sealed(&mut from, b"before the other host has it");
-            to.accept((offer.id, &offer.secret), offer.in_use, now_ns);
+            to.accept((offer.id, &offer.secret), offer.in_use, now_ns, Shard::ONLY);
             let old = sealed(&mut from, b"before it said so");
             assert!(from.begin_use(offer.id, now_ns));
             let new = sealed(&mut from, b"with the new key");
             for packet in [&new, &old, &before] {
                 assert!(open(&mut to, packet).is_ok());
             }
-            to.expire(now_ns);
+            to.expire(now_ns, Shard::ONLY);
             assert!(open(&mut to, late.last().expect("it was put there")).is_ok());
             assert_eq!(to.receiving.len(), 2);
-            to.expire(now_ns + KEY_HELD_NS - 1);
+            to.expire(now_ns + KEY_HELD_NS - 1, Shard::ONLY);
             assert_eq!(open(&mut to, &old), Err(Refusal::Replayed), "it is held");
-            to.expire(now_ns + KEY_HELD_NS);
+            to.expire(now_ns + KEY_HELD_NS, Shard::ONLY);
             assert_eq!(open(&mut to, &old), Err(Refusal::UnknownKey));
             assert_eq!(to.receiving.len(), 1);
         }
@@ -466,13 +539,13 @@ mod tests {
         let (mut from, mut to) = pair();
         assert!(open(&mut to, &sealed(&mut from, b"in use")).is_ok());
         for now_ns in 0..100 {
-            let offer = from.offer(now_ns).expect("random bits");
-            to.accept((offer.id, &offer.secret), offer.in_use, now_ns);
-            to.expire(now_ns);
+            let offer = from.offer(now_ns, Shard::ONLY).expect("random bits");
+            to.accept((offer.id, &offer.secret), offer.in_use, now_ns, Shard::ONLY);
+            to.expire(now_ns, Shard::ONLY);
             assert!(to.receiving.len() <= RECEIVE_KEY_COUNT_MAX);
             assert!(open(&mut to, &sealed(&mut from, b"in use")).is_ok());
         }
-        to.expire(KEY_HELD_NS + 100);
+        to.expire(KEY_HELD_NS + 100, Shard::ONLY);
         assert_eq!(to.receiving.len(), 2, "the one in use, and the last offer");
         assert!(open(&mut to, &sealed(&mut from, b"in use")).is_ok());
     }
@@ -483,19 +556,19 @@ mod tests {
         let packet = sealed(&mut from, b"text");
         (from.forget_at_ns, to.forget_at_ns) = (100, 100);
         assert_eq!(to.due_ns(LIMITS), 100);
-        to.expire(99);
+        to.expire(99, Shard::ONLY);
         assert_eq!(to.receiving.len(), 1);
-        to.expire(100);
-        from.expire(100);
+        to.expire(100, Shard::ONLY);
+        from.expire(100, Shard::ONLY);
         assert_eq!(open(&mut to, &packet), Err(Refusal::UnknownKey));
         assert!(!from.may_send() && from.due_ns(LIMITS) == NEVER);
         let last = from.last_id.expect("an offer");
-        assert_ne!(from.offer(101).expect("random bits").id, last);
+        assert_ne!(from.offer(101, Shard::ONLY).expect("random bits").id, last);
     }
 
     #[test]
     fn secrets_are_not_printed() {
-        let offer = Seal::default().offer(0).expect("random bits");
+        let offer = Seal::default().offer(0, Shard::ONLY).expect("random bits");
         assert!(format!("{offer:?}").ends_with("secret: SealSecret }"));
     }
 }

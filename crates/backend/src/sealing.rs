@@ -42,16 +42,18 @@ impl Udp {
     /// The kernel gives no random bits; [`poll_key`](Self::poll_key) tries again.
     pub fn offer_key(&mut self, index: PeerIndex, now_ns: u64) -> io::Result<Option<KeyOffer>> {
         self.keys_due_ns = 0;
+        let own = self.config.shard;
         let Some(seal) = self.seal_of(index) else { return Ok(None) };
         seal.forget_at_ns = NEVER;
-        seal.offer(now_ns).map(Some)
+        seal.offer(now_ns, own).map(Some)
     }
 
     /// A sealed peer will use this key of its own; until then it uses `in_use`. False: it is not sealed.
     pub fn accept_key(&mut self, index: PeerIndex, now_ns: u64, offer: &KeyOffer) -> bool {
         self.keys_due_ns = 0;
-        let Some(seal) = self.seal_of(index) else { return false };
-        seal.accept((offer.id & MASK_24, &offer.secret), offer.in_use, now_ns);
+        let Some(entry) = self.peers.get_mut(index) else { return false };
+        let Some(seal) = entry.seal.as_deref_mut() else { return false };
+        seal.accept((offer.id & MASK_24, &offer.secret), offer.in_use, now_ns, entry.shards);
         true
     }
 
@@ -128,13 +130,14 @@ impl Udp {
         if now_ns < self.keys_due_ns {
             return None;
         }
-        let (limits, mut due_ns) = (self.limits(), NEVER);
+        let (limits, own, mut due_ns) = (self.limits(), self.config.shard, NEVER);
         for at in 0..self.peers.sealed().len() {
             let index = self.peers.sealed()[at];
-            let Some(seal) = self.seal_of(index) else { continue };
-            seal.expire(now_ns);
+            let Some(entry) = self.peers.get_mut(index) else { continue };
+            let Some(seal) = entry.seal.as_deref_mut() else { continue };
+            seal.expire(now_ns, entry.shards);
             if seal.is_worn(now_ns, limits)
-                && let Ok(offer) = seal.offer(now_ns)
+                && let Ok(offer) = seal.offer(now_ns, own)
             {
                 return Some((index, offer));
             }
@@ -156,11 +159,17 @@ impl Udp {
             }
             return Some(0..packet.len());
         }
-        let opened = entry.seal.as_deref_mut().ok_or(Refusal::UnknownKey).and_then(|seal| seal.open(packet));
+        let own = self.config.shard;
+        let opened = entry.seal.as_deref_mut().ok_or(Refusal::UnknownKey).and_then(|seal| seal.open(packet, own));
         match opened {
             Ok((bytes, is_first)) => {
                 if is_first {
                     self.keys_due_ns = 0;
+                }
+                // Its sender has the key, and put another engine's number on it.
+                if self.shard_of(&packet[SEAL_HEADER_BYTES..][..bytes]) != own.index() {
+                    Refusal::WrongShard.count(&mut self.counters);
+                    return None;
                 }
                 Some(SEAL_HEADER_BYTES..SEAL_HEADER_BYTES + bytes)
             }

@@ -1,7 +1,7 @@
 //! Several engines of a host at one address, through real sockets in network namespaces of the tests' own (root).
 mod lab;
 
-use freeflow_backend::{Faults, Udp, UdpConfig};
+use freeflow_backend::{Faults, Peer, Udp, UdpConfig};
 use freeflow_verbs::{Qpn, Shard};
 use freeflow_wire::{Header, UDP_PORT};
 use lab::{Namespace, PEER, address, config, once_free, packet_to, peer, receive, send};
@@ -155,4 +155,78 @@ fn nobody_else_gets_at_the_port_of_an_address() {
         let error = namespace.run(|| Udp::open_all(config(at), COUNT)).err().expect("it is taken, and shared");
         assert_eq!(error.kind(), ErrorKind::AddrInUse);
     }
+}
+
+/// Two hosts with several engines each, that seal what they send each other and know how many there are.
+fn sealed_hosts() -> (Namespace, Vec<Udp>, Vec<Udp>) {
+    let (a, b) = ("10.0.0.1", "10.0.0.2");
+    let namespace = Namespace::new(&[a, b]);
+    let open = |local, remote, count| {
+        let mut all = namespace.open_all(config(local), count);
+        let peer = Peer { sealed: true, shards: if count == 2 { COUNT } else { 2 }, ..peer(local, remote) };
+        all.iter_mut().for_each(|udp| udp.set_peer(PEER, peer).expect("peer"));
+        all
+    };
+    let (from, to) = (open(a, b, 2), open(b, a, COUNT));
+    (namespace, from, to)
+}
+
+/// Each of them gets a key that all of the others have.
+fn introduce(from: &mut [Udp], to: &mut [Udp]) {
+    for udp in from {
+        let offer = udp.offer_key(PEER, 0).expect("random bits").expect("it is sealed");
+        assert!(to.iter_mut().all(|udp| udp.accept_key(PEER, 0, &offer)));
+        assert!(udp.use_key(PEER, 0, offer.id));
+    }
+}
+
+#[test]
+fn sealed_packets_come_to_the_engine_that_has_their_qpn() {
+    let (_namespace, mut from, mut to) = sealed_hosts();
+    introduce(&mut from, &mut to);
+    introduce(&mut to, &mut from);
+    for _ in 0..3 {
+        let qpns = [1, 0x10, 0x11, 0x12, 0x13, 0x17];
+        let mut expected = vec![Vec::new(); usize::from(COUNT)];
+        for (number, qpn) in (0..120).zip(qpns.into_iter().cycle()) {
+            let engine = number as usize % from.len();
+            send(&mut from[engine], PEER, FLOW, &packet_to(qpn, number, 1040));
+            expected[if qpn == 1 { 0 } else { qpn as usize % 4 }].push((qpn, number));
+        }
+        from.iter_mut().for_each(Udp::flush);
+        let counts: Vec<_> = expected.iter().map(Vec::len).collect();
+        let mut came = arrived(&mut to, &counts);
+        // Those of the two engines may change places.
+        came.iter_mut().for_each(|here| here.sort_unstable_by_key(|&(_, number)| number));
+        assert_eq!(came, expected);
+        for udp in &mut to {
+            send(udp, PEER, FLOW, &packet_to(0x21, 7, 64));
+            udp.flush();
+        }
+        assert_eq!(arrived(&mut from, &[0, COUNT.into()]), [vec![], vec![(0x21, 7); usize::from(COUNT)]]);
+        // All of them get the next key.
+        introduce(&mut from, &mut to);
+    }
+}
+
+#[test]
+fn a_sealed_packet_for_another_engine_is_dropped_and_counted() {
+    let (_namespace, mut from, mut to) = sealed_hosts();
+    introduce(&mut from, &mut to);
+    // A sender that names the first engine on all packets.
+    let one = &mut from[0];
+    one.set_shards(PEER, 1);
+    for (number, qpn) in (0..40).zip([0x10, 0x11, 0x12, 0x13].into_iter().cycle()) {
+        send(one, PEER, FLOW, &packet_to(qpn, number, 64));
+    }
+    one.flush();
+    let came = arrived(&mut to, &[40, 0, 0, 0]);
+    assert!(came[0].len() == 10 && came[0].iter().all(|&(qpn, _)| qpn == 0x10), "{came:?}");
+    assert_eq!(to[0].counters().wrong_shard, 30);
+    // One that names an engine which its receiver is not, and has not: no window has seen it.
+    one.set_shards(PEER, 8);
+    send(one, PEER, FLOW, &packet_to(0x15, 50, 64));
+    one.flush();
+    assert_eq!(arrived(&mut to, &[0, 1, 0, 0])[1], []);
+    assert_eq!((to[1].counters().wrong_shard, to[1].counters().replayed), (1, 0));
 }

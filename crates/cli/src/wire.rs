@@ -121,6 +121,7 @@ fn status(run_dir: &RunDir, format: Format) -> Result<()> {
         "bad_icrc",
         "unsealed",
         "unknown_key",
+        "wrong_shard",
         "replayed",
         "bad_tag",
         "truncated",

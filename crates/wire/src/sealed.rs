@@ -7,7 +7,8 @@
 //! ```text
 //!  0  type      1 byte    0xe0
 //!  1  key       3 bytes   the number that the sender gave its key, big-endian, as is the counter
-//!  4  counter   8 bytes   packets that were sealed with this key before
+//!  4  counter   8 bytes   the number of the receiver's engine in the first one; then packets that were sealed with
+//!                         this key before
 //! 12  text                a frame, or a packet of the standard with an ICRC of 0, encrypted
 //!  …  tag      16 bytes   covers the text and the twelve bytes before it
 //! ```
@@ -25,6 +26,8 @@ pub const SEAL_BYTES: usize = SEAL_HEADER_BYTES + SEAL_TAG_BYTES;
 pub const SEAL_KEY_BYTES: usize = 16;
 /// Nonces of GCM.
 pub const SEAL_NONCE_BYTES: usize = 12;
+/// Above the count in a counter.
+const ENGINE_SHIFT: u32 = 56;
 /// First byte of a sealed packet.
 pub const SEAL_TYPE: u8 = 0b111 << 5;
 
@@ -33,7 +36,7 @@ pub const SEAL_TYPE: u8 = 0b111 << 5;
 pub struct SealHeader {
     /// Number of the key, 24 bits.
     pub key: u32,
-    /// The packet's own number under that key.
+    /// The packet's own number under that key, with the receiver's engine in its highest byte.
     pub counter: u64,
 }
 
@@ -44,6 +47,18 @@ pub fn is_sealed(packet: &[u8]) -> bool {
 }
 
 impl SealHeader {
+    /// Of the packet with this number, below 2^56, to an engine of the receiver's.
+    #[inline]
+    pub const fn new(key: u32, shard: u8, count: u64) -> Self {
+        Self { key, counter: (shard as u64) << ENGINE_SHIFT | count }
+    }
+
+    /// The number of the receiver's engine that has the packet in it.
+    #[inline]
+    pub const fn shard(self) -> u8 {
+        (self.counter >> ENGINE_SHIFT) as u8
+    }
+
     /// As it stands in the packet, and as the tag covers it.
     #[inline]
     pub fn encode(self) -> [u8; SEAL_HEADER_BYTES] {
@@ -92,6 +107,7 @@ mod tests {
         packet.extend_from_slice(&[9; SEAL_TAG_BYTES]);
         assert_eq!(SealHeader::parse(&packet), Some((header, &[9; SEAL_TAG_BYTES][..])));
         assert_eq!(SealHeader::parse(&packet[..SEAL_BYTES - 1]), None);
+        assert_eq!((header.shard(), SealHeader::new(0xab_cdef, 1, 0x02_0304_0506_0708)), (1, header));
         packet[0] = 0xe1;
         assert_eq!(SealHeader::parse(&packet), None);
     }
@@ -112,8 +128,10 @@ mod tests {
     #[test]
     fn nonces_of_one_key_differ() {
         let base = [0xa5; SEAL_NONCE_BYTES];
-        let counters = [0, 1, 2, 255, 256, 1 << 24, 1 << 32, u64::MAX];
-        let mut nonces: Vec<_> = counters.map(|counter| SealHeader { key: 1, counter }.nonce(&base)).to_vec();
+        let counts = [0, 1, 2, 255, 256, 1 << 24, 1 << 32, (1 << 56) - 1];
+        let counters: Vec<_> = counts.into_iter().flat_map(|count| (0..8).map(move |shard| (shard, count))).collect();
+        let nonce = |&(shard, count): &(u8, u64)| SealHeader::new(1, shard, count).nonce(&base);
+        let mut nonces: Vec<_> = counters.iter().map(nonce).collect();
         assert!(nonces.iter().all(|nonce| nonce[..4] == base[..4]));
         nonces.sort_unstable();
         nonces.dedup();

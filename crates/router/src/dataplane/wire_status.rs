@@ -65,6 +65,7 @@ pub(crate) fn seal_drop_names(counters: &freeflow_backend::WireCounters) -> Vec<
     named([
         ("unsealed", counters.unsealed),
         ("unknown_key", counters.unknown_key),
+        ("wrong_shard", counters.wrong_shard),
         ("replayed", counters.replayed),
         ("bad_tag", counters.bad_tag),
     ])

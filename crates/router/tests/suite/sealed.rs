@@ -11,7 +11,7 @@ use std::net::UdpSocket;
 const TIMEOUT: u8 = 14;
 /// Of keys, so that there are many. More are on the way at no time.
 const KEY_PACKETS: u64 = 1000;
-const REFUSALS: [&str; 5] = ["unsealed", "unknown_key", "replayed", "bad_tag", "bad_icrc"];
+const REFUSALS: [&str; 6] = ["unsealed", "unknown_key", "wrong_shard", "replayed", "bad_tag", "bad_icrc"];
 
 fn refusals(wire: &WireStatus) -> u64 {
     REFUSALS.iter().map(|name| count(&wire.counters, name)).sum()
