@@ -9,7 +9,7 @@ use freeflow_router::peering::{
     ConnectionId, Ending, External, KEY_BYTES, MadEnds, Output, PeerEntry, PeersFile, Prefix, State, Update,
     VnicIdentity,
 };
-use freeflow_verbs::{Duration, Gid, Instant, NetworkId, QpType, Qpn};
+use freeflow_verbs::{Duration, Gid, Instant, NetworkId, QpType, Qpn, Shard};
 use freeflow_wire::MASK_24;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
@@ -290,6 +290,7 @@ impl World {
             Update::SealKey { host, id, .. } | Update::SealKeyHeld { host, id } => {
                 assert!(self.up.contains(&host) && self.state.file().sealed && id <= MASK_24);
             }
+            Update::Shards { host, count } => assert!(self.up.contains(&host) && Shard::new(0, count).is_some()),
             Update::Frames { host, .. } => assert!(self.up.contains(&host), "it is up"),
             Update::HostDown { host } => assert!(self.up.remove(&host), "it was up"),
             Update::Route { network, gid, host: Some(host) } => {

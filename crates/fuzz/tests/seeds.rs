@@ -249,7 +249,9 @@ fn peer_states() -> Vec<Seed> {
     };
     let key = |id| says(&PeerMessage::SealKey { id, in_use: None, secret: SealSecret { key: [7; 16], base: [8; 12] } });
     let (becomes_sealed, held) = (vec![0x0c, 0x26], says(&PeerMessage::SealKeyHeld { id: 5 }));
-    let scripts: [(&str, Vec<u8>); 10] = [
+    let shards = |count| says(&PeerMessage::Shards { count });
+    let scripts: [(&str, Vec<u8>); 11] = [
+        ("shards", [one(), shards(8), shards(1), shards(3)].concat()),
         ("sealed", [becomes_sealed.clone(), up(0, 0, 0x45), key(5), held.clone(), key(1 << 24)].concat()),
         ("sealed-and-plain", [becomes_sealed, up(0, 0, 5), up(0, 0, 0x45), vec![0x0c, 6], held].concat()),
         ("announced", [one(), say(0, &[4, THEIRS])].concat()),

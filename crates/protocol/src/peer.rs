@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 /// Versions and features of this release between routers. [`PeerMessage`] grows at the end only,
 /// and a new variant is sent only after its feature bit was agreed on. A sealed host adds [`FEATURE_SEALED`].
 pub const PEER_PROTOCOL: Offer =
-    Offer { features: FEATURE_FRAMES | FEATURE_SELECTIVE | FEATURE_RECORDS, ..Offer::only(1) };
+    Offer { features: FEATURE_FRAMES | FEATURE_SELECTIVE | FEATURE_RECORDS | FEATURE_SHARDS, ..Offer::only(1) };
 /// Packets of RC between the two hosts may be frames (`freeflow_wire::frame`).
 pub const FEATURE_FRAMES: u64 = 1;
 /// Beside frames: a responder may report which packets it keeps behind a missing one.
@@ -25,6 +25,8 @@ pub const FEATURE_SELECTIVE: u64 = 1 << 1;
 pub const FEATURE_SEALED: u64 = 1 << 2;
 /// Beside frames: one may have several messages (`freeflow_wire::records`).
 pub const FEATURE_RECORDS: u64 = 1 << 3;
+/// The two routers know that each may have several engines ([`Shard`](freeflow_verbs::Shard)).
+pub const FEATURE_SHARDS: u64 = 1 << 4;
 /// Largest message, encoded, bytes.
 pub const PEER_MESSAGE_BYTES_MAX: usize = 16 * 1024;
 /// A management datagram, bytes.
@@ -81,6 +83,9 @@ pub enum PeerMessage {
     SealKey { id: u32, in_use: Option<u32>, secret: SealSecret },
     /// The sender opens packets that are sealed with this key of the receiver's.
     SealKeyHeld { id: u32 },
+    /// The sender's router has so many engines: the low bits of its QPNs say which has the QP. One that does not say
+    /// has one. Only after [`FEATURE_SHARDS`] was agreed on, and before any other announcement.
+    Shards { count: u8 },
 }
 
 /// Key and base of the nonces of sealed packets. Never printed.
@@ -156,6 +161,7 @@ mod tests {
                 secret: SealSecret { key: [0xff; 16], base: [0xff; 12] },
             },
             PeerMessage::SealKeyHeld { id: u32::MAX },
+            PeerMessage::Shards { count: u8::MAX },
         ]
     }
 

@@ -299,7 +299,7 @@ fn start_peers(
     farewell: Farewell<impl FnMut() + Send + 'static>,
 ) -> io::Result<(Peers, PeersHandle)> {
     let epoch = u64::from_le_bytes(random_bytes()?);
-    let (thread, handle) = Peers::start(file, epoch, sink, farewell)?;
+    let (thread, handle) = Peers::start(file, (epoch, 1), sink, farewell)?;
     for network in state.networks() {
         handle.network(network.name(), Some(network.id));
     }

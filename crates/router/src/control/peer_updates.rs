@@ -42,7 +42,7 @@ fn is_controls(update: &Update) -> bool {
     match update {
         Update::Settings(_) | Update::HostUp { .. } | Update::HostDown { .. } | Update::Route { .. } => true,
         Update::Party { .. } | Update::Cm { .. } => true,
-        Update::Disconnected { .. } | Update::Frames { .. } => false,
+        Update::Disconnected { .. } | Update::Frames { .. } | Update::Shards { .. } => false,
         Update::SealKey { .. } | Update::SealKeyHeld { .. } | Update::Removed { .. } => false,
         Update::Peer { .. } | Update::PeersGone { .. } | Update::Group { .. } | Update::Asked { .. } => false,
     }

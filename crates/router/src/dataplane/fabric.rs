@@ -64,6 +64,8 @@ pub(crate) struct Host {
     pub(crate) address: IpAddr,
     /// No router that could be asked: what it sends is of this GID.
     pub(crate) external: Option<Gid>,
+    /// The run of its router that was up last.
+    epoch: Option<u64>,
     /// Both routers know selective repeat.
     pub(crate) selective: bool,
     /// Both routers know frames of records.
@@ -80,7 +82,8 @@ pub(crate) struct Host {
 impl Host {
     pub(crate) fn new(address: IpAddr, external: Option<Gid>) -> Self {
         let (known, order, notified) = Default::default();
-        Self { address, external, selective: false, records: false, known, order, asked_count: 0, notified }
+        let (epoch, selective, records, asked_count) = (None, false, false, 0);
+        Self { address, external, epoch, selective, records, known, order, asked_count, notified }
     }
 
     pub(crate) fn note(&mut self, qpn: Qpn, known: Known) {
@@ -250,6 +253,22 @@ impl Fabric {
             && udp.peer(PeerIndex(id.0)).is_some_and(|peer| peer.frames)
         {
             udp.set_frame_bytes(PeerIndex(id.0), bytes);
+        }
+    }
+
+    /// The other host's router has so many engines.
+    pub(crate) fn set_shards(&mut self, id: HostId, count: u8) {
+        if let Some(udp) = &mut self.udp {
+            udp.set_shards(PeerIndex(id.0), count);
+        }
+    }
+
+    /// Another run of the other host's router has one engine until it says otherwise; the same one has as many as it
+    /// said.
+    pub(crate) fn note_epoch(&mut self, id: HostId, epoch: u64) {
+        let Some(host) = self.hosts.get_mut(&id) else { return };
+        if host.epoch.replace(epoch) != Some(epoch) {
+            self.set_shards(id, 1);
         }
     }
 

@@ -70,10 +70,11 @@ impl Worker {
                     engine.handle_peer_changed(&mut self.ports, now, host, None);
                 }
             }
-            Update::HostUp { host, address, icrc, epoch: _, agreed } => {
+            Update::HostUp { host, address, icrc, epoch, agreed } => {
                 let has = |feature| agreed.features & feature != 0;
                 let (frames, sealed) = (has(FEATURE_FRAMES), has(FEATURE_SEALED));
                 if fabric.set_host(host, address, Agreed { icrc, frames, sealed }, None) {
+                    fabric.note_epoch(host, epoch);
                     fabric.set_features(host, frames && has(FEATURE_SELECTIVE), frames && has(FEATURE_RECORDS));
                     fabric.offer_key(host, now);
                     if frames {
@@ -88,6 +89,7 @@ impl Worker {
             Update::Cm { .. } => {}
             Update::SealKey { host, id, in_use, secret } => fabric.accept_key(host, now, (id, in_use), &secret),
             Update::SealKeyHeld { host, id } => fabric.use_key(host, now, id),
+            Update::Shards { host, count } => fabric.set_shards(host, count),
             Update::Frames { host, payload_bytes } => fabric.set_frame_bytes(host, payload_bytes),
             Update::Route { network, gid, host: Some(host) } => {
                 fabric.routes.insert((network, gid), host);

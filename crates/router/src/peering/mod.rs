@@ -3,7 +3,7 @@
 //! - `file`: the peers file says which hosts there are, by what keys they are known, whose addresses they have;
 //! - `state`: what is known of each host, a pure state machine; `claims` is its table of addresses and groups,
 //!   `outbox` its part in connection management,
-//!   `seals` in the keys of sealed packets;
+//!   `seals` in the keys of sealed packets, `shards` in the engines of routers;
 //! - `channel`: Noise and frames, without sockets;
 //! - `thread`: sockets and time around these two;
 //! - `handle`, `update`: what other threads say to it, and hear of it.
@@ -21,6 +21,7 @@ mod notes;
 mod outbox;
 mod prefix;
 mod seals;
+mod shards;
 mod state;
 mod thread;
 mod update;
@@ -29,6 +30,8 @@ mod update;
 mod identities_tests;
 #[cfg(test)]
 mod seals_tests;
+#[cfg(test)]
+mod shards_tests;
 #[cfg(test)]
 mod state_tests;
 

@@ -32,7 +32,8 @@ use crate::admission::address_map::AddressMap;
 use freeflow_engine::{HostId, PeerInfo};
 use freeflow_protocol::admin::PeerCounters;
 use freeflow_protocol::peer::{
-    FEATURE_FRAMES, FEATURE_RECORDS, FEATURE_SEALED, FEATURE_SELECTIVE, PEER_PROTOCOL, PeerMessage, QpInfo,
+    FEATURE_FRAMES, FEATURE_RECORDS, FEATURE_SEALED, FEATURE_SELECTIVE, FEATURE_SHARDS, PEER_PROTOCOL, PeerMessage,
+    QpInfo,
 };
 use freeflow_protocol::version::Offer;
 use freeflow_verbs::{Duration, Gid, Instant, NetworkId, Qpn};
@@ -131,6 +132,8 @@ struct Host {
     epoch: Option<u64>,
     icrc: bool,
     frames: bool,
+    /// It knows that routers may have several engines.
+    knows_shards: bool,
     /// Why the last connection ended, until it is up again.
     problem: Option<Why>,
     /// While it is not up: when its announcements become void.
@@ -159,6 +162,8 @@ pub struct HostStatus {
 pub struct State {
     file: PeersFile,
     epoch: u64,
+    /// Engines of this router.
+    pub(super) shard_count: u8,
     hosts: BTreeMap<HostId, Host>,
     /// Of all hosts that ever were in the file.
     numbers: BTreeMap<String, HostId>,
@@ -179,6 +184,7 @@ impl State {
         let mut state = Self {
             file: PeersFile { peers: Vec::new(), ..file.clone() },
             epoch,
+            shard_count: 1,
             hosts: BTreeMap::new(),
             numbers: BTreeMap::new(),
             by_connection: BTreeMap::new(),
@@ -267,6 +273,7 @@ impl State {
                 epoch: None,
                 icrc: false,
                 frames: false,
+                knows_shards: false,
                 problem: None,
                 kept_until: None,
                 announced: Announced::UpTo(None),
@@ -478,6 +485,8 @@ impl State {
             PeerMessage::Frames { payload_bytes } => {
                 self.outputs.push_back(Output::Update(Update::Frames { host: id, payload_bytes }));
             }
+            PeerMessage::Shards { .. } if !host.knows_shards => self.offend(now, id, Why::Nonsense),
+            PeerMessage::Shards { count } => self.handle_shards(now, id, count),
             PeerMessage::SealKey { .. } | PeerMessage::SealKeyHeld { .. } => self.handle_seal(now, id, message),
             PeerMessage::Ask { qpn } => self.outputs.push_back(Output::Update(Update::Asked { host: id, qpn })),
             PeerMessage::Info { qpn, info } => {
@@ -520,9 +529,10 @@ impl State {
         host.problem = None;
         host.icrc = icrc_wanted && self.file.icrc;
         host.frames = agreed.features & FEATURE_FRAMES != 0;
+        host.knows_shards = agreed.features & FEATURE_SHARDS != 0;
         host.announced = Announced::UpTo(None);
         host.kept_until = None;
-        let (icrc, address) = (host.icrc, host.entry.address);
+        let (icrc, address, knows_shards) = (host.icrc, host.entry.address, host.knows_shards);
         let restarted = host.epoch.replace(epoch).is_some_and(|last| last != epoch);
         self.outputs.push_back(Output::Note(name, Note::Up { restarted }));
         if restarted {
@@ -531,6 +541,9 @@ impl State {
         self.claims.begin_sync(id);
         self.outputs.push_back(Output::Update(Update::PeersGone { host: id }));
         self.outputs.push_back(Output::Update(Update::HostUp { host: id, address, icrc, epoch, agreed }));
+        if knows_shards {
+            self.announce_shards(id);
+        }
         self.announce_more(id);
         self.handle_host_timer(now, id);
     }

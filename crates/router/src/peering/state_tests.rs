@@ -5,7 +5,7 @@ use super::state::*;
 use super::update::{ExternalPeers, MadEnds, Settings, Update};
 use crate::admission::access::VnicIdentity;
 use freeflow_engine::{HostId, PeerInfo};
-use freeflow_protocol::peer::{MAD_BYTES, PEER_PROTOCOL, PeerMessage, QpInfo};
+use freeflow_protocol::peer::{FEATURE_SHARDS, MAD_BYTES, PEER_PROTOCOL, PeerMessage, QpInfo};
 use freeflow_protocol::version::{Agreement, Disagreement, Offer, VersionRange};
 use freeflow_verbs::{Duration, Gid, Instant, NetworkId, QpType, Qpn};
 use std::{collections::VecDeque, sync::Arc};
@@ -200,7 +200,7 @@ fn the_icrc_and_frames_are_used_if_both_want_them() {
         let features = if theirs { PEER_PROTOCOL.features } else { 0 };
         let (offer, host) = (Offer { features, ..PEER_PROTOCOL }, "h1".into());
         solo.says(C, PeerMessage::Hello { offer, host, epoch: 1, icrc_wanted: theirs });
-        let both = (ours && theirs, features * u64::from(ours && theirs));
+        let both = (ours && theirs, if ours { features } else { features & FEATURE_SHARDS });
         let is_up = |it: &Update| matches!(it, Update::HostUp { icrc, agreed, .. } if (*icrc, agreed.features) == both);
         assert!(solo.updates.iter().any(is_up), "{ours} {theirs}");
     }

@@ -59,7 +59,7 @@ impl Peers {
     /// logged and tried again.
     pub fn start(
         (file, key): (PeersFile, PrivateKey),
-        epoch: u64,
+        (epoch, shard_count): (u64, u8),
         sink: impl Sink + 'static,
         at_end: impl Send + 'static,
     ) -> io::Result<(Self, PeersHandle)> {
@@ -91,6 +91,7 @@ impl Peers {
             is_changed: true,
             short_wait: ShortWait::default(),
         };
+        body.state.set_shards(shard_count);
         // Before the router says that it is ready.
         body.listen(now);
         body.publish(now);

@@ -16,6 +16,9 @@ pub enum Update {
     Settings(Settings),
     /// A host can be asked and will answer. `PeersGone` came just before: what is still needed must be asked for.
     HostUp { host: HostId, address: IpAddr, icrc: bool, epoch: u64, agreed: Agreement },
+    /// Its router has so many engines, a number of [`Shard`](freeflow_verbs::Shard)s. Comes before anything else of a
+    /// host that is up; one that does not say has one, unless its epoch is that of the connection before.
+    Shards { host: HostId, count: u8 },
     /// Its link to this host takes frames with so much payload; 0: none.
     Frames { host: HostId, payload_bytes: u16 },
     /// It will seal packets with this key of its own, as soon as it hears that this host has it; until then with

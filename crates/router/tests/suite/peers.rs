@@ -140,7 +140,7 @@ struct Host {
 impl Host {
     fn start(file: PeersFile, key: PrivateKey, epoch: u64) -> Self {
         let updates = Updates::default();
-        let (peers, handle) = Peers::start((file, key), epoch, updates.clone(), ()).unwrap();
+        let (peers, handle) = Peers::start((file, key), (epoch, 1), updates.clone(), ()).unwrap();
         handle.network("default", Some(DEFAULT));
         Self { peers: Some(peers), handle, updates }
     }

@@ -133,6 +133,7 @@ impl Places {
             | Update::Party { .. }
             | Update::Disconnected { .. }
             | Update::Frames { .. }
+            | Update::Shards { .. }
             | Update::SealKey { .. }
             | Update::SealKeyHeld { .. }
             | Update::Cm { .. } => {}

@@ -1,0 +1,86 @@
+//! How many engines routers have: who says it to whom, and what is believed.
+use super::file::{KEY_BYTES, PeerEntry, PeersFile};
+use super::state::{Output, State};
+use super::update::Update;
+use freeflow_engine::HostId;
+use freeflow_protocol::peer::{FEATURE_SHARDS, PEER_PROTOCOL, PeerMessage};
+use freeflow_protocol::version::Offer;
+use freeflow_verbs::Instant;
+
+const H: HostId = HostId(1);
+const NOW: Instant = Instant(1_000_000_000_000);
+
+/// h2, which h1 dials.
+fn file() -> PeersFile {
+    let address = |number: u8| format!("192.0.2.{number}").parse().unwrap();
+    PeersFile {
+        host: "h2".into(),
+        address: address(2),
+        control_port: 4790,
+        key_file: "key".into(),
+        icrc: true,
+        frames: true,
+        sealed: false,
+        peers: vec![PeerEntry {
+            host: "h1".into(),
+            address: address(1),
+            control_port: 4790,
+            public_key: [1; KEY_BYTES],
+            prefixes: vec!["10.111.1.0/24".parse().unwrap()],
+        }],
+        external: Vec::new(),
+        dscp: 0,
+    }
+}
+
+/// A router with so many engines that has heard a greeting, and what it did then.
+fn greeted(shard_count: u8, features: u64) -> (State, Vec<Output>) {
+    let mut state = State::new(NOW, file(), 5);
+    state.set_shards(shard_count);
+    state.handle_connected(NOW, H, 50);
+    while state.poll_output().is_some() {}
+    let (offer, host) = (Offer { features, ..PEER_PROTOCOL }, "h1".into());
+    state.handle_message(NOW, 50, PeerMessage::Hello { offer, host, epoch: 9, icrc_wanted: true }, true);
+    let done = std::iter::from_fn(|| state.poll_output()).collect();
+    (state, done)
+}
+
+#[test]
+fn a_router_says_first_how_many_engines_it_has() {
+    for (count, features, says) in
+        [(1, FEATURE_SHARDS, None), (4, FEATURE_SHARDS, Some(4)), (4, PEER_PROTOCOL.features & !FEATURE_SHARDS, None)]
+    {
+        let (_, done) = greeted(count, features);
+        let sent: Vec<_> = (done.iter())
+            .filter_map(|output| match output {
+                Output::Send(50, message) => Some(message.clone()),
+                _ => None,
+            })
+            .collect();
+        let expected = says.map(|count| PeerMessage::Shards { count });
+        assert_eq!(sent.first().filter(|first| matches!(first, PeerMessage::Shards { .. })), expected.as_ref());
+        assert!(!sent.iter().skip(1).any(|message| matches!(message, PeerMessage::Shards { .. })), "{sent:?}");
+    }
+}
+
+#[test]
+fn only_numbers_of_engines_are_believed() {
+    for (count, features, is_good) in [
+        (1, true, true),
+        (2, true, true),
+        (8, true, true),
+        (0, true, false),
+        (3, true, false),
+        (16, true, false),
+        (2, false, false),
+    ] {
+        let features = if features { PEER_PROTOCOL.features } else { PEER_PROTOCOL.features & !FEATURE_SHARDS };
+        let (mut state, _) = greeted(1, features);
+        state.handle_message(NOW, 50, PeerMessage::Shards { count }, true);
+        let done: Vec<_> = std::iter::from_fn(|| state.poll_output()).collect();
+        let update = Output::Update(Update::Shards { host: H, count });
+        assert_eq!(done.contains(&update), is_good, "{count}: {done:?}");
+        let refused = done.contains(&Output::Close(50));
+        assert_eq!(refused, !is_good, "{count}: {done:?}");
+    }
+}
