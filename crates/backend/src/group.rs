@@ -140,3 +140,21 @@ fn sockets_at(address: IpAddr) -> io::Result<usize> {
     }
     Ok(count)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sockets_at_an_address_are_counted_whatever_their_family() {
+        let address = IpAddr::from([127, 91, 0, 1]);
+        let mapped = IpAddr::from([0, 0, 0, 0, 0, 0xffff, 0x7f5b, 1]);
+        let bind = |address| bind_shared(address, &[libc::SO_REUSEPORT]).expect("free");
+        let sockets: Vec<_> = [address, address, mapped, IpAddr::from([127, 91, 0, 2])].map(bind).into();
+        assert_eq!(sockets_at(address).expect("a table"), 3);
+        let error = Group::bind(address, 2).err().expect("it is taken");
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+        drop(sockets);
+        assert_eq!(sockets_at(address).expect("a table"), 0);
+    }
+}

@@ -11,7 +11,7 @@ const H: HostId = HostId(1);
 const NOW: Instant = Instant(1_000_000_000_000);
 
 /// h2, which h1 dials.
-fn file() -> PeersFile {
+fn file(sealed: bool) -> PeersFile {
     let address = |number: u8| format!("192.0.2.{number}").parse().unwrap();
     PeersFile {
         host: "h2".into(),
@@ -20,7 +20,7 @@ fn file() -> PeersFile {
         key_file: "key".into(),
         icrc: true,
         frames: true,
-        sealed: false,
+        sealed,
         peers: vec![PeerEntry {
             host: "h1".into(),
             address: address(1),
@@ -35,7 +35,7 @@ fn file() -> PeersFile {
 
 /// A router with so many engines that has heard a greeting, and what it did then.
 fn greeted(shard_count: u8, features: u64) -> (State, Vec<Output>) {
-    let mut state = State::new(NOW, file(), 5);
+    let mut state = State::new(NOW, file(false), 5);
     state.set_shards(shard_count);
     state.handle_connected(NOW, H, 50);
     while state.poll_output().is_some() {}
@@ -82,5 +82,19 @@ fn only_numbers_of_engines_are_believed() {
         assert_eq!(done.contains(&update), is_good, "{count}: {done:?}");
         let refused = done.contains(&Output::Close(50));
         assert_eq!(refused, !is_good, "{count}: {done:?}");
+    }
+}
+
+#[test]
+fn a_sealed_router_with_several_engines_requires_that_others_know_of_them() {
+    for (sealed, count, requires) in [(false, 4, false), (true, 1, false), (true, 4, true)] {
+        let mut state = State::new(NOW, file(sealed), 5);
+        state.set_shards(count);
+        state.handle_connected(NOW, H, 50);
+        let required = std::iter::from_fn(|| state.poll_output()).find_map(|output| match output {
+            Output::Send(50, PeerMessage::Hello { offer, .. }) => Some(offer.required_features & FEATURE_SHARDS != 0),
+            _ => None,
+        });
+        assert_eq!(required, Some(requires), "sealed {sealed}, {count} engines");
     }
 }

@@ -337,7 +337,9 @@ impl State {
         let without = if self.file.frames { 0 } else { FEATURE_FRAMES | FEATURE_SELECTIVE | FEATURE_RECORDS };
         let sealed = if self.file.sealed { FEATURE_SEALED } else { 0 };
         let features = PEER_PROTOCOL.features & !without | sealed;
-        Offer { features, required_features: sealed, ..PEER_PROTOCOL }
+        // To a host that takes all keys for one engine's, one would replace another.
+        let shards = if self.file.sealed && self.shard_count > 1 { FEATURE_SHARDS } else { 0 };
+        Offer { features, required_features: sealed | shards, ..PEER_PROTOCOL }
     }
 
     /// How much payload the link to a host takes in frames, if it is up and takes any.
