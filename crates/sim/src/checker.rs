@@ -89,6 +89,8 @@ fn quiet(run: &mut Run) {
         wrong.extend(busy.map(|status| format!("bytes are on the way: {status:?}")));
         let kept = host.engine.host_flows().filter(|flow| flow.in_flight_bytes > 0 || flow.waiting > 0);
         wrong.extend(kept.map(|flow| format!("a host's share is kept: {flow:?}")));
+        let on_way = host.world.on_way.iter().filter(|(_, bytes)| **bytes > 0);
+        wrong.extend(on_way.map(|(shard, bytes)| format!("{bytes} bytes are on the way to {shard:?}")));
         for what in wrong {
             run.wrong(format!("h{index} is not quiet: {what}"));
         }
@@ -103,7 +105,9 @@ fn counters(run: &mut Run) {
         })
     };
     let received: u64 = run.sim.hosts.iter().map(|host| sum(host).1).sum();
-    let carried = run.sim.fabric.counts.carried + run.sim.fabric.counts.doubled + run.sim.company_carried;
+    let (counts, shards) = (run.sim.fabric.counts, run.sim.shard_counts);
+    let by_line = counts.carried + counts.doubled + run.sim.company_carried;
+    let carried = by_line + shards.packets + shards.company + shards.relayed;
     if received > carried {
         run.wrong(format!("{received} packets were received, {carried} carried"));
     }

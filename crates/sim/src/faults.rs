@@ -47,10 +47,12 @@ impl Run {
             Fault::Forbidden => self.post_forbidden(connection, side),
             Fault::Death => self.die(connection, side),
             Fault::CutOff => {
-                let host = self.topology.processes[this.sides[side].process].host;
+                let router_of = |process: usize| self.sim.hosts[self.topology.processes[process].host].router;
+                let host = router_of(this.sides[side].process);
                 for connection in &mut self.topology.connections {
-                    let hosts = [0, 1].map(|side| self.topology.processes[connection.sides[side].process].host);
-                    connection.disturbed |= hosts.contains(&host);
+                    let hosts = [0, 1].map(|side| router_of(connection.sides[side].process));
+                    // Shards of one host need no line.
+                    connection.disturbed |= hosts.contains(&host) && hosts[0] != hosts[1];
                 }
                 self.sim.fabric.down.insert(host);
                 self.drain_at = self.drain_at.max(self.sim.now + CUT_OFF_NS);

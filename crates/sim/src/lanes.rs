@@ -44,13 +44,14 @@ impl Sim {
     /// The oldest message of a lane is at its target.
     pub(crate) fn bring(&mut self, host: usize, qp: QpId) {
         let Some(load) = self.lanes.get(&(host, qp)).and_then(|lane| lane.loads.front()) else { return };
-        let (head, to) = (load.head, load.to.0 as usize);
+        let (head, to) = (load.head, self.find(host, load.to, load.head.dest_qpn));
         if self.carrier_rng.happens(self.host_model.carrier_model.breaks) {
             return self.break_lane(host, qp);
         }
         let (now, mut spans) = (self.instant(), Vec::new());
+        let from = self.id_of(to, host);
         let Host { engine, world, .. } = self.enter(to);
-        let admission = engine.admit_carried(world, now, HostId(host as u32), &head, &mut spans);
+        let admission = engine.admit_carried(world, now, from, &head, &mut spans);
         self.after(to);
         self.note(|| format!("h{host}>h{to} by carrier {head:?}: {admission:?}"));
         match admission {
@@ -88,7 +89,8 @@ impl Sim {
         let model = self.host_model.carrier_model;
         let breaks = self.carrier_rng.happens(model.breaks);
         let Some(load) = self.lanes.get(&(host, qp)).and_then(|lane| lane.loads.front()) else { return };
-        let (reads, to) = (load.head.opcode == SendOpcode::RdmaRead, load.to.0 as usize);
+        let reads = load.head.opcode == SendOpcode::RdmaRead;
+        let to = self.find(host, load.to, load.head.dest_qpn);
         let requesters_side = if reads { MemorySide::Destination } else { MemorySide::Source };
         let result = match breaks && !model.lies {
             true => Err(requesters_side),

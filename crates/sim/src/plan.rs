@@ -2,6 +2,7 @@
 use crate::carrier::CarrierModel;
 use crate::fabric::LinkModel;
 use crate::rng::Rng;
+use crate::shards::ShardModel;
 use crate::sim::HostModel;
 use crate::world::OutcomeRates;
 use freeflow_verbs::{PathMtu, QpAttributes, QpType};
@@ -52,6 +53,9 @@ pub struct Plan {
     pub selective: Vec<bool>,
     /// Of each host: it knows frames of records.
     pub records: Vec<bool>,
+    /// Of each host: its engines.
+    pub shards: Vec<u8>,
+    pub shard_model: ShardModel,
     /// See [`Plan::with_repairs`].
     pub repairs: bool,
     /// Connected QPs post many short messages at once.
@@ -117,6 +121,8 @@ impl Plan {
             frames: frames(seed, hosts),
             selective: selective(seed, hosts),
             records: records(seed, hosts),
+            shards: vec![1; hosts],
+            shard_model: ShardModel::default(),
             repairs: false,
             crowds: false,
             dialogues: false,
@@ -155,6 +161,34 @@ impl Plan {
         for connection in &mut plan.connections {
             connection.requests *= 8;
         }
+        plan
+    }
+
+    /// Few hosts of several engines, beside some of one, with more processes; of each of the kinds above.
+    pub fn with_shards(seed: u64) -> Self {
+        // Of its own: the rest of a seed stays what it was.
+        let mut rng = Rng::for_part(seed, 19);
+        let mut plan = match rng.roll(4) {
+            0 => Self::with_dialogues(seed),
+            1 => Self::with_repairs(seed),
+            2 => Self::with_crowds(seed),
+            _ => Self::new(seed),
+        };
+        plan.hosts = rng.pick(&[1, 2, 2, 2, 3]).min(plan.hosts);
+        plan.processes = rng.between(4, 8) as usize;
+        plan.shards = (0..plan.hosts).map(|_| rng.pick(&[1, 2, 4])).collect();
+        let always = rng.roll(plan.hosts as u64) as usize;
+        plan.shards[always] = rng.pick(&[2, 4]);
+        plan.frames.truncate(plan.hosts);
+        plan.selective.truncate(plan.hosts);
+        plan.records.truncate(plan.hosts);
+        plan.cuts.retain(|(_, host, _)| *host < plan.hosts);
+        // A byte of room: one packet at a time.
+        let (room_bytes, delay_ns_max) =
+            rng.pick(&[(1, 2_000), (16 << 10, 20_000), (128 << 10, 200_000), (4 << 20, 5_000), (4 << 20, MS)]);
+        // Strays that find no room are lost.
+        let strays: &[u64] = if room_bytes == 1 { &[0, 10_000] } else { &[0, 10_000, 200_000, 750_000] };
+        plan.shard_model = ShardModel { strays: rng.pick(strays), delay_ns_max, room_bytes };
         plan
     }
 

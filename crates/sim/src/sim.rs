@@ -7,6 +7,7 @@
 use crate::carrier::{CarrierCounts, CarrierModel, Lane};
 use crate::fabric::{Fabric, LinkModel};
 use crate::rng::Rng;
+use crate::shards::{Packet, ShardCounts, ShardGroups, ShardModel, Way};
 use crate::world::{FORGER, Job, OutcomeRates, World};
 use freeflow_engine::*;
 use freeflow_verbs::*;
@@ -18,15 +19,21 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 const BATCH_DATAGRAMS_MAX: usize = 64;
 /// Payload that a QP may move in its turn.
 const TURN_BYTES: u64 = 256 << 10;
+/// A host that finds no room on the way to another shard is mostly woken before.
+const SHORT_NS: u64 = 20_000;
 /// An event each time a host is looked at; more is a loop that no time ends.
 const EVENTS_MAX: u64 = 2_000_000;
 
 pub enum Event {
     Arrive {
         to: usize,
-        from: HostId,
-        ip: IpInfo,
-        bytes: Vec<u8>,
+        packet: Packet,
+    },
+    /// Another shard took a packet: there is room again on the way from `host`.
+    GiveBack {
+        host: usize,
+        to: usize,
+        bytes: u64,
     },
     Land {
         host: usize,
@@ -106,15 +113,19 @@ impl Ord for Due {
     }
 }
 
+/// An engine and its environment: a host, or one of the shards of a host.
 pub struct Host {
+    /// Number of the host that it is, or is a shard of.
+    pub router: usize,
     pub engine: Engine,
     pub world: World,
-    inbox: VecDeque<(HostId, IpInfo, Vec<u8>)>,
+    pub(crate) groups: ShardGroups,
+    inbox: VecDeque<Packet>,
     active: VecDeque<QpId>,
     /// When its next turn is.
     turn_at: u64,
     /// Hosts that were notified of a QPN.
-    notified: BTreeMap<Qpn, BTreeSet<usize>>,
+    notified: BTreeMap<Qpn, BTreeSet<HostId>>,
 }
 
 /// Model of the hosts.
@@ -139,7 +150,13 @@ pub struct HostModel {
 
 pub struct Sim {
     pub now: u64,
+    /// Shards of one host stand together, in their order.
     pub hosts: Vec<Host>,
+    pub shard_model: ShardModel,
+    pub(crate) shard_rng: Rng,
+    pub shard_counts: ShardCounts,
+    /// When the last packet from one shard to another arrives.
+    pub(crate) link_last: BTreeMap<(usize, usize), u64>,
     pub fabric: Fabric,
     pub host_model: HostModel,
     events: BinaryHeap<Reverse<Due>>,
@@ -172,35 +189,45 @@ fn agreed(knows: &[bool], host: usize) -> BTreeSet<HostId> {
 impl Sim {
     /// Hosts of which both know selective repeat have agreed on it.
     pub fn agree_on_selective(&mut self, knows: &[bool]) {
-        for (host, own) in self.hosts.iter_mut().enumerate() {
-            own.world.selective = agreed(knows, host);
+        for own in &mut self.hosts {
+            own.world.selective = agreed(knows, own.router);
         }
     }
 
     /// The same of frames of records.
     pub fn agree_on_records(&mut self, knows: &[bool]) {
-        for (host, own) in self.hosts.iter_mut().enumerate() {
-            own.world.records = agreed(knows, host);
+        for own in &mut self.hosts {
+            own.world.records = agreed(knows, own.router);
         }
     }
 
     pub fn new(seed: u64, hosts: usize, host_model: HostModel) -> Self {
-        let make = |index: usize| {
+        Self::with_shards(seed, &vec![1; hosts], host_model, ShardModel::default())
+    }
+
+    /// Of hosts that have so many engines each.
+    pub fn with_shards(seed: u64, shards: &[u8], host_model: HostModel, shard_model: ShardModel) -> Self {
+        let make = |(index, (router, shard)): (usize, (usize, Shard))| {
             let mut rng = Rng::for_part(seed, 100 + index as u64);
             let mut key = [0; 32];
             for bytes in key.chunks_exact_mut(8) {
                 bytes.copy_from_slice(&rng.draw().to_le_bytes());
             }
-            let mut world = World::new(HostId(index as u32), rng);
+            let mut world = World::new(HostId(router as u32), rng);
+            world.shard = crate::shards::host_of(shard.index());
+            world.room_bytes = shard_model.room_bytes;
             world.outcome_rates = host_model.outcome_rates;
             world.carrier_model = host_model.carrier_model;
             world.bits_per_second = host_model.link_model.bits_per_second;
             let (inbox, active, notified) = (VecDeque::new(), VecDeque::new(), BTreeMap::new());
-            Host { engine: Engine::new(Seed(key)), world, inbox, active, turn_at: u64::MAX, notified }
+            let (engine, groups) = (Engine::of_shard(Seed(key), shard), ShardGroups::default());
+            Host { router, engine, world, inbox, active, turn_at: u64::MAX, notified, groups }
         };
+        let all =
+            shards.iter().enumerate().flat_map(|(router, &count)| Shard::all(count).map(move |shard| (router, shard)));
         Self {
             now: 0,
-            hosts: (0..hosts).map(make).collect(),
+            hosts: all.enumerate().map(make).collect(),
             fabric: Fabric::new(host_model.link_model, Rng::for_part(seed, 1)),
             host_model,
             events: BinaryHeap::new(),
@@ -210,6 +237,10 @@ impl Sim {
             restore_rng: Rng::for_part(seed, 3),
             forge_rng: Rng::for_part(seed, 4),
             carrier_rng: Rng::for_part(seed, 5),
+            shard_rng: Rng::for_part(seed, 6),
+            shard_model,
+            shard_counts: ShardCounts::default(),
+            link_last: BTreeMap::new(),
             lanes: BTreeMap::new(),
             carrier_counts: CarrierCounts::default(),
             forged: 0,
@@ -231,6 +262,7 @@ impl Sim {
         self.fabric.link_model = self.host_model.link_model.without_faults();
         self.fabric.down.clear();
         self.host_model.carrier_model.breaks = 0;
+        self.shard_model.strays = 0;
         for host in &mut self.hosts {
             host.world.outcome_rates.transmit_full = 0;
         }
@@ -264,10 +296,17 @@ impl Sim {
             return Some(None);
         }
         match due.event {
-            Event::Arrive { to, from, ip, bytes } => {
-                self.digest(&[1, self.now, to as u64, bytes.len() as u64]);
-                self.hosts[to].inbox.push_back((from, ip, bytes));
+            Event::Arrive { to, packet } => {
+                self.digest(&[1, self.now, to as u64, packet.bytes.len() as u64]);
+                self.hosts[to].inbox.push_back(packet);
                 self.turn_soon(to);
+            }
+            Event::GiveBack { host, to, bytes } => {
+                let number = self.id_of(host, to);
+                self.hosts[host].world.give_back_room(number, bytes);
+                if self.hosts[host].world.is_short {
+                    self.turn_soon(host);
+                }
             }
             Event::Land { host, token, job } => self.land(host, token, job),
             Event::Turn { host } => {
@@ -285,6 +324,7 @@ impl Sim {
                 self.after(host);
             }
             Event::Ask { host, from, qpn } => {
+                let from = self.id_of(host, from);
                 self.hosts[host].notified.entry(qpn).or_default().insert(from);
                 self.notify(host, from, qpn);
             }
@@ -294,6 +334,9 @@ impl Sim {
                     Some(qpn) => hosts.insert(of, qpn),
                     None => hosts.remove(&of),
                 };
+                if crate::shards::shard_of(of).is_some() {
+                    self.announce_first(host, (change.network, change.group));
+                }
             }
             Event::Bring { host, qp } => self.bring(host, qp),
             Event::Landed { host, qp, token, spans } => self.land_carried(host, qp, token, &spans),
@@ -345,12 +388,13 @@ impl Sim {
     fn turn(&mut self, host: usize) {
         let now = self.instant();
         self.restore_perhaps(host);
-        let Host { engine, world, inbox, active, .. } = self.enter(host);
-        world.was_full = false;
+        let world = &mut self.enter(host).world;
+        (world.was_full, world.is_short) = (false, false);
         for _ in 0..BATCH_DATAGRAMS_MAX {
-            let Some((from, ip, bytes)) = inbox.pop_front() else { break };
-            engine.handle_datagram(world, now, from, &ip, &bytes);
+            let Some(packet) = self.hosts[host].inbox.pop_front() else { break };
+            self.receive(host, packet);
         }
+        let Host { engine, world, inbox, active, .. } = self.enter(host);
         engine.flush_acks(world, now);
         if engine.poll_timeout().is_some_and(|at| at <= now) {
             engine.handle_timeout(world, now);
@@ -369,8 +413,11 @@ impl Sim {
             }
         }
         let again = !inbox.is_empty() || !active.is_empty() || world.was_full;
+        let waits = inbox.is_empty() && world.is_short;
         self.settle(host);
-        if again {
+        if waits {
+            self.turn_by(host, self.now + SHORT_NS);
+        } else if again {
             self.turn_soon(host);
         }
     }
@@ -406,22 +453,20 @@ impl Sim {
         }
         self.settle_carrier(host);
         for (peer, qpn) in std::mem::take(&mut self.hosts[host].world.asked) {
-            let at = self.channel(host, peer.0 as usize);
-            self.at(at, Event::Ask { host: peer.0 as usize, from: host, qpn });
+            let asked = self.find(host, peer, qpn);
+            let at = self.channel(host, asked);
+            self.at(at, Event::Ask { host: asked, from: host, qpn });
         }
         for (qpn, peer) in std::mem::take(&mut self.hosts[host].world.identities) {
             let mut notified = self.hosts[host].notified.get(&qpn).cloned().unwrap_or_default();
-            notified.extend(peer.map(|peer| peer.0 as usize));
+            notified.extend(peer);
             self.hosts[host].notified.insert(qpn, notified.clone());
             for to in notified {
                 self.notify(host, to, qpn);
             }
         }
         while let Some(change) = self.hosts[host].engine.poll_group_change() {
-            for to in (0..self.hosts.len()).filter(|to| *to != host) {
-                let at = self.channel(host, to);
-                self.at(at, Event::TellGroup { host: to, of: HostId(host as u32), change });
-            }
+            self.announce_group(host, change);
         }
         let wrongs = std::mem::take(&mut self.hosts[host].world.wrongs);
         self.wrongs.extend(wrongs.into_iter().map(|wrong| format!("h{host}: {wrong}")));
@@ -431,8 +476,12 @@ impl Sim {
     }
 
     fn dispatch(&mut self, host: usize, outgoing: crate::world::Outgoing) {
-        let to = outgoing.to.0 as usize;
-        let arrivals = self.fabric.carry(outgoing.at, host, to, outgoing.bytes.len());
+        let to = self.find(host, outgoing.to, crate::shards::dest_qpn(&outgoing.bytes).unwrap_or_default());
+        if self.are_shards(host, to) {
+            return self.dispatch_inside(host, to, outgoing);
+        }
+        let ports = [host, to].map(|end| self.hosts[end].router);
+        let arrivals = self.fabric.carry(outgoing.at, ports[0], ports[1], outgoing.bytes.len());
         let company = Records::parse(&outgoing.bytes).map_or(0, |records| records.count() - 1);
         self.company_carried += (company * arrivals.iter().flatten().count()) as u64;
         self.note(|| crate::trace::packet(host, to, &outgoing.bytes, &arrivals));
@@ -443,13 +492,14 @@ impl Sim {
                 hop_limit: outgoing.hop_limit,
                 congestion: arrival.marked,
             };
-            let (from, bytes) = (HostId(host as u32), outgoing.bytes.clone());
-            self.at(arrival.at, Event::Arrive { to, from, ip, bytes });
+            let packet = Packet { from: self.id_of(to, host), way: Way::Line, ip, bytes: outgoing.bytes.clone() };
+            let to = self.socket(to);
+            self.at(arrival.at, Event::Arrive { to, packet });
         }
     }
 
     /// Packets of a host that is nobody's peer must do nothing at all.
-    fn forge_perhaps(&mut self, to: usize, bytes: &[u8]) {
+    pub(crate) fn forge_perhaps(&mut self, to: usize, bytes: &[u8]) {
         if !self.forge_rng.happens(self.host_model.forgeries) {
             return;
         }
@@ -458,24 +508,29 @@ impl Sim {
             let place = self.forge_rng.roll(bytes.len() as u64) as usize;
             bytes[place] ^= 1 << self.forge_rng.roll(8);
         }
-        let from = FORGER;
+        let packet = Packet { from: FORGER, way: Way::Line, ip: IpInfo::default(), bytes };
         let at = self.now + self.forge_rng.roll(1_000_000);
         self.forged += 1;
-        self.at(at, Event::Arrive { to, from, ip: IpInfo::default(), bytes });
+        self.at(at, Event::Arrive { to, packet });
     }
 
     /// When what is said now to another control plane is heard there.
-    fn channel(&mut self, from: usize, to: usize) -> u64 {
-        let at = self.now + self.host_model.control_ns + self.rng.roll(self.host_model.control_jitter_ns + 1);
+    pub(crate) fn channel(&mut self, from: usize, to: usize) -> u64 {
+        let at = match self.are_shards(from, to) {
+            true => self.now + self.shard_delay_ns(),
+            false => self.now + self.host_model.control_ns + self.rng.roll(self.host_model.control_jitter_ns + 1),
+        };
         let last = self.channel_last.entry((from, to)).or_default();
         *last = at.max(*last);
         *last
     }
 
-    fn notify(&mut self, host: usize, to: usize, qpn: Qpn) {
+    fn notify(&mut self, host: usize, to: HostId, qpn: Qpn) {
         let info = self.hosts[host].engine.peer_info(qpn);
-        let at = self.channel(host, to);
-        self.at(at, Event::Notify { host: to, about: (HostId(host as u32), qpn), info });
+        for to in self.listeners(host, to) {
+            let (at, about) = (self.channel(host, to), (self.id_of(to, host), qpn));
+            self.at(at, Event::Notify { host: to, about, info });
+        }
     }
 
     fn land(&mut self, host: usize, token: Token, job: Job) {

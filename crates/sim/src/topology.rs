@@ -188,8 +188,9 @@ impl Topology {
         }
         let gid = Gid::from_ip(IpAddr::V4(Ipv4Addr::new(10, 0, host as u8, number + 1)));
         let vnic = sim.hosts[host].engine.create_vnic(network, gid, VnicLimits::default()).expect("a fresh address");
-        for other in &mut sim.hosts {
-            other.world.addresses.insert((network, gid), HostId(host as u32));
+        for viewer in 0..sim.hosts.len() {
+            let id = sim.id_of(viewer, host);
+            sim.hosts[viewer].world.addresses.insert((network, gid), id);
         }
         if let Some(rng) = &mut self.shaping {
             let tenant = TenantId(network.0);
@@ -460,8 +461,9 @@ impl Topology {
         self.modify(sim, process, qp, QpState::Init, &attributes, init).expect("allowed");
         self.modify(sim, process, qp, QpState::ReadyToReceive, &attributes, rtr).expect("allowed");
         self.modify(sim, process, qp, QpState::ReadyToSend, &attributes, rts | M::SQ_PSN).expect("allowed");
-        for each in &mut sim.hosts {
-            each.world.mtus.insert((HostId(host as u32), own_number.0), mtu);
+        for viewer in 0..sim.hosts.len() {
+            let id = sim.id_of(viewer, host);
+            sim.hosts[viewer].world.mtus.insert((id, own_number.0), mtu);
         }
         self.roles.insert((host, own_number.0), Role::Side(connection, side));
     }

@@ -1,5 +1,6 @@
 //! The workload of a run: posts, checks each completion, injects faults, and has the checker look
 //! at the end.
+use crate::fabric::LinkModel;
 use crate::model::{Brings, Expected, Posted};
 use crate::plan::{Plan, PlannedConnection};
 use crate::rng::Rng;
@@ -26,10 +27,10 @@ const THINKING_NS: u64 = 60_000;
 
 impl Run {
     pub fn new(plan: Plan, traces: bool) -> Self {
-        let mut sim = Sim::new(plan.seed, plan.hosts, plan.host_model);
+        let mut sim = Sim::with_shards(plan.seed, &plan.shards, plan.host_model, plan.shard_model);
         sim.trace = traces.then(Vec::new);
-        for (host, &bytes) in sim.hosts.iter_mut().zip(&plan.frames) {
-            host.world.frame_bytes = bytes;
+        for host in &mut sim.hosts {
+            host.world.frame_bytes = plan.frames[host.router];
         }
         sim.agree_on_selective(&plan.selective);
         sim.agree_on_records(&plan.records);
@@ -50,7 +51,10 @@ impl Run {
             let network = NetworkId(1 + self.rng.roll(u64::from(self.plan.networks)) as u32);
             // The first two are never alone in their network.
             let network = if index < 2 { NetworkId(1) } else { network };
-            let host = if index < 2 { index } else { self.rng.roll(self.plan.hosts as u64) as usize };
+            let router = if index < 2 { index } else { self.rng.roll(self.plan.hosts as u64) as usize };
+            let engines = self.sim.engines(router % self.plan.hosts);
+            let shard = if engines.len() > 1 { self.rng.roll(engines.len() as u64) as usize } else { 0 };
+            let host = engines.start + shard;
             let (number, noise) = (self.rng.roll(2) as u8, self.rng.draw());
             self.topology.process(&mut self.sim, host, network, number, noise);
         }
@@ -705,8 +709,12 @@ impl Run {
             return self.flushed(connection, side);
         };
         let reliable = self.topology.connections[connection].service != QpType::Uc;
-        let orderly = reliable
-            || self.plan.host_model.link_model.duplication == 0 && self.plan.host_model.link_model.reordering == 0;
+        let [own, peers] = [side, 1 - side]
+            .map(|side| self.topology.processes[self.topology.connections[connection].sides[side].process].host);
+        let between_shards = own != peers && self.sim.are_shards(own, peers);
+        let LinkModel { duplication, reordering, .. } = self.plan.host_model.link_model;
+        let keeps_order = duplication == 0 && reordering == 0 && self.plan.shard_model.strays == 0;
+        let orderly = reliable || between_shards || keeps_order;
         let mine = &mut self.topology.connections[connection].sides[side];
         let expected = if reliable {
             mine.expected.pop_front()

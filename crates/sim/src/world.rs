@@ -5,6 +5,7 @@
 //! `identities`; [`crate::sim::Sim`] takes them after each call of the engine.
 use crate::carrier::{CarrierModel, Load};
 use crate::rng::Rng;
+use crate::shards::{self, shard_of};
 use freeflow_engine::*;
 use freeflow_verbs::*;
 use freeflow_wire::frame::{FRAME_HEADER_BYTES, FRAME_PAYLOAD_BYTES_MAX, is_intact};
@@ -49,6 +50,11 @@ pub struct OutcomeRates {
 
 pub struct World {
     pub host: HostId,
+    /// The number by which other shards of its host know this engine.
+    pub shard: HostId,
+    /// Bytes on the way to other shards, and how many find room.
+    pub on_way: BTreeMap<HostId, u64>,
+    pub room_bytes: u64,
     pub now: u64,
     pub memory: BTreeMap<SessionId, Vec<u8>>,
     pub sends: BTreeMap<QpId, Ring<SendRequest>>,
@@ -83,6 +89,10 @@ pub struct World {
     pub bits_per_second: u64,
     pub send_buffer_bytes: u64,
     line_free_at: u64,
+    /// Bursts that found no room on the way to another shard, and go out later.
+    pub refused: u64,
+    /// One of them in the turn that just ended.
+    pub is_short: bool,
     /// `transmit` refused something in the turn that just ended.
     pub was_full: bool,
     /// Payload that one packet to a QPN may have: the path MTU of its connection.
@@ -102,6 +112,9 @@ impl World {
     pub fn new(host: HostId, rng: Rng) -> Self {
         Self {
             host,
+            shard: shards::host_of(0),
+            on_way: BTreeMap::new(),
+            room_bytes: 0,
             now: 0,
             memory: BTreeMap::new(),
             sends: BTreeMap::new(),
@@ -128,6 +141,8 @@ impl World {
             bits_per_second: 0,
             send_buffer_bytes: 512 << 10,
             line_free_at: 0,
+            refused: 0,
+            is_short: false,
             was_full: false,
             mtus: BTreeMap::new(),
             packets_sent: 0,
@@ -216,6 +231,9 @@ impl World {
     }
 
     fn destination(&self, host: HostId) -> Destination {
+        if shard_of(host).is_some() {
+            return shards::destination(host);
+        }
         let (mtu, frame_bytes) = (self.path_mtu_max, self.frame_bytes);
         let (selective, records) = (self.selective.contains(&host), self.records.contains(&host));
         Destination { host, flow: 0, traffic_class: 0, hop_limit: 64, mtu, frame_bytes, selective, records }
@@ -230,8 +248,35 @@ impl World {
             bytes.extend_from_slice(&head.header.bytes[..usize::from(head.header.length)]);
             bytes.extend_from_slice(now);
             bytes.resize(head.bytes(), 0);
-            self.put_on_line(to, bytes);
+            self.put_out(to, bytes);
         }
+    }
+
+    /// Whether there is room on the way to another shard; if so, it is taken.
+    pub fn take_room(&mut self, shard: HostId, bytes: u64) -> bool {
+        let on_way = self.on_way.entry(shard).or_default();
+        let has_room = *on_way < self.room_bytes;
+        *on_way += if has_room { bytes } else { 0 };
+        has_room
+    }
+
+    pub fn give_back_room(&mut self, shard: HostId, bytes: u64) {
+        let on_way = self.on_way.entry(shard).or_default();
+        match on_way.checked_sub(bytes) {
+            Some(left) => *on_way = left,
+            None => self.wrong(format!("{bytes} bytes come back of those to {shard:?}")),
+        }
+    }
+
+    fn put_out(&mut self, to: &Destination, bytes: Vec<u8>) {
+        if shard_of(to.host).is_none() {
+            return self.put_on_line(to, bytes);
+        }
+        // A burst that began finds room for all of it.
+        *self.on_way.entry(to.host).or_default() += bytes.len() as u64;
+        self.packets_sent += 1;
+        let Destination { host, traffic_class, hop_limit, .. } = *to;
+        self.outbox.push(Outgoing { at: self.now, to: host, bytes, traffic_class, hop_limit });
     }
 
     fn put_on_line(&mut self, to: &Destination, bytes: Vec<u8>) {
@@ -246,19 +291,25 @@ impl World {
         self.outbox.push(Outgoing { at, to: to.host, bytes, traffic_class, hop_limit });
     }
 
-    /// The line keeps no more, or is said not to.
-    fn is_full(&mut self) -> bool {
+    /// The line, or the way to another shard, keeps no more, or is said not to.
+    fn is_full(&mut self, to: &Destination) -> bool {
         let waiting_ns = u128::from(self.line_free_at.saturating_sub(self.now));
         let waiting = waiting_ns * u128::from(self.bits_per_second) / 8_000_000_000;
-        let is_full =
-            waiting > u128::from(self.send_buffer_bytes) || self.rng.happens(self.outcome_rates.transmit_full);
+        let has_room = match shard_of(to.host) {
+            Some(_) => self.on_way.get(&to.host).is_none_or(|on_way| *on_way < self.room_bytes),
+            None => waiting <= u128::from(self.send_buffer_bytes),
+        };
+        let is_full = !has_room || self.rng.happens(self.outcome_rates.transmit_full);
+        let is_short = !has_room && shard_of(to.host).is_some();
+        self.refused += u64::from(is_short);
+        self.is_short |= is_short;
         self.was_full |= is_full;
         is_full
     }
 
     fn check_records(&mut self, to: &Destination, packet: &[u8]) {
         let room = usize::from(to.frame_bytes) + FRAME_HEADER_BYTES;
-        if !self.records.contains(&to.host) || to.frame_bytes == 0 || packet.len() > room || to.host == self.host {
+        if !self.destination(to.host).records || to.frame_bytes == 0 || packet.len() > room || self.is_own(to.host) {
             self.wrong(format!("a frame of records of {} bytes to {:?}", packet.len(), to.host));
         }
         match Records::parse(packet).map(|records| records.count()) {
@@ -267,11 +318,15 @@ impl World {
         }
     }
 
+    fn is_own(&self, host: HostId) -> bool {
+        [self.host, self.shard].contains(&host)
+    }
+
     fn check_burst(&mut self, to: &Destination, heads: &[PacketHead], payload_bytes: u64) {
         if heads.iter().map(|head| u64::from(head.payload_bytes)).sum::<u64>() != payload_bytes {
             self.wrong("a burst's heads and payload differ in length".into());
         }
-        if to.host == self.host || heads.is_empty() {
+        if self.is_own(to.host) || heads.is_empty() {
             self.wrong(format!("a burst of {} packets to {:?}", heads.len(), to.host));
         }
         for head in heads {
@@ -289,7 +344,7 @@ impl World {
                     };
                     let is_report = header.frame.is_some() && header.opcode.operation() == Operation::Acknowledge;
                     self.reports_sent += u64::from(is_report);
-                    if is_report && !self.selective.contains(&to.host) {
+                    if is_report && !self.destination(to.host).selective {
                         self.wrong(format!("a report to {:?}, which does not know them", to.host));
                     }
                     if payload.len() > mtu {
@@ -419,7 +474,7 @@ impl Fabric for World {
         }
         let length = prefix.len() as u64 + spans.iter().map(|span| u64::from(span.length)).sum::<u64>();
         self.check_burst(to, heads, length);
-        if self.is_full() {
+        if self.is_full(to) {
             return TransmitOutcome::Full;
         }
         let job = Job::Transmit { to: *to, heads: heads.to_vec(), prefix, spans };
@@ -443,10 +498,10 @@ impl Fabric for World {
             SourceBody::Spans(spans) => self.read_into(spans, &mut packet),
         }
         self.check_records(to, &packet);
-        if self.is_full() {
+        if self.is_full(to) {
             return TransmitOutcome::Full;
         }
-        self.put_on_line(to, packet);
+        self.put_out(to, packet);
         TransmitOutcome::Sent
     }
 
@@ -477,7 +532,7 @@ impl Carrier for World {
         };
         let total = bytes.len() as u64 + spans.iter().map(|span| u64::from(span.length)).sum::<u64>();
         let head = message.head;
-        if total != u64::from(head.length) || message.host == self.host {
+        if total != u64::from(head.length) || self.is_own(message.host) {
             self.wrong(format!("a carrier gets {total} bytes for {:?} as {head:?}", message.host));
         }
         if self.rng.happens(self.carrier_model.declined) {

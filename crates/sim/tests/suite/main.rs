@@ -2,3 +2,4 @@
 mod goodput;
 mod promises;
 mod seeds;
+mod shards;

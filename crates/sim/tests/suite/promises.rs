@@ -2,7 +2,8 @@
 //! whatever it names.
 use freeflow_sim::carrier::CarrierModel;
 use freeflow_sim::fabric::LinkModel;
-use freeflow_sim::sim::{HostModel, Sim};
+use freeflow_sim::shards::ShardModel;
+use freeflow_sim::sim::{Host, HostModel, Sim};
 use freeflow_sim::topology::{Connection, REMOTE, Topology};
 use freeflow_sim::world::{MEMORY_BASE, OutcomeRates};
 use freeflow_verbs::*;
@@ -10,6 +11,11 @@ use freeflow_verbs::*;
 const DELAY_NS: u64 = 10_000;
 
 fn sim(seed: u64) -> Sim {
+    sim_of(seed, &[1, 1])
+}
+
+/// Of hosts with so many engines.
+fn sim_of(seed: u64, shards: &[u8]) -> Sim {
     let host_model = HostModel {
         link_model: LinkModel { delay_ns: DELAY_NS, ..LinkModel::default() },
         outcome_rates: OutcomeRates::default(),
@@ -21,7 +27,8 @@ fn sim(seed: u64) -> Sim {
         forgeries: 0,
         restores: 0,
     };
-    Sim::new(seed, 2, host_model)
+    let shard_model = ShardModel { strays: 100_000, delay_ns_max: 2_000, room_bytes: 1 << 20 };
+    Sim::with_shards(seed, shards, host_model, shard_model)
 }
 
 fn attributes(timeout: u8, retry_count: u8) -> QpAttributes {
@@ -38,8 +45,13 @@ fn attributes(timeout: u8, retry_count: u8) -> QpAttributes {
 
 /// A connection between two processes, which are made with it.
 fn connection(sim: &mut Sim, topology: &mut Topology, networks: [u32; 2], attributes: QpAttributes) -> usize {
-    let sides = [0, 1].map(|host| {
-        let process = topology.process(sim, host, NetworkId(networks[host]), 0, 1);
+    between(sim, topology, [(0, networks[0]), (1, networks[1])], attributes)
+}
+
+/// The same between engines.
+fn between(sim: &mut Sim, topology: &mut Topology, ends: [(usize, u32); 2], attributes: QpAttributes) -> usize {
+    let sides = ends.map(|(host, network)| {
+        let process = topology.process(sim, host, NetworkId(network), 0, 1);
         topology.side(sim, process, QpType::Rc, None)
     });
     topology.connections.push(Connection::new(QpType::Rc, PathMtu::Mtu1024, attributes, sides, 0xff_ff00));
@@ -66,8 +78,12 @@ fn post(sim: &mut Sim, topology: &Topology, connection: usize, id: u64, (key, ad
 
 /// The next completion of the first host.
 fn completion(sim: &mut Sim) -> Completion {
+    completion_of(sim, 0)
+}
+
+fn completion_of(sim: &mut Sim, host: usize) -> Completion {
     loop {
-        if let Some((_, done)) = sim.harvest(0).first() {
+        if let Some((_, done)) = sim.harvest(host).first() {
             return *done;
         }
         assert_eq!(sim.step(), None, "nothing happens any more");
@@ -147,4 +163,94 @@ fn a_region_that_is_gone_is_refused() {
     sim.hosts[1].engine.deregister_mr(session, keys.mr).unwrap();
     post(&mut sim, &topology, connection, 2, (keys.rkey, at));
     assert_eq!(completion(&mut sim).status, CompletionStatus::RemoteAccessError);
+}
+
+/// Packets of RC QPs on their way to an engine, by line or from other shards.
+fn sent(sim: &Sim) -> u64 {
+    sim.fabric.counts.carried + sim.shard_counts.packets
+}
+
+/// The same beside several engines: first of another tenant, then of the same one, whose QP the victim's peer is not
+/// connected to. Engines 0 to 2 are shards of one host (and 3), 4 is another host.
+#[test]
+fn who_knows_all_of_another_shard_reaches_nothing_of_it() {
+    for (victims, attackers) in
+        [([0, 1], [0, 1]), ([1, 4], [0, 4]), ([0, 4], [0, 4]), ([1, 2], [0, 2]), ([4, 1], [4, 2])]
+    {
+        for network in [2, 1] {
+            let (mut sim, mut topology) = (sim_of(4, &[4, 1]), Topology::default());
+            let victim = between(&mut sim, &mut topology, victims.map(|end| (end, 1)), attributes(8, 1));
+            let attacker = between(&mut sim, &mut topology, attackers.map(|end| (end, network)), attributes(8, 1));
+            topology.connect(&mut sim, victim);
+            let target = area(&topology, victim, 1);
+            post(&mut sim, &topology, victim, 6, target);
+            assert_eq!(completion_of(&mut sim, victims[0]).status, CompletionStatus::Success);
+            let (victim_qpn, attackers_qp) =
+                (topology.connections[victim].sides[1].qpn, topology.connections[attacker].sides[0].qp);
+            topology.connect_one(&mut sim, attacker, 0, attackers_qp, victim_qpn);
+            let before = sent(&sim);
+            post(&mut sim, &topology, attacker, 7, target);
+            let done = completion_of(&mut sim, attackers[0]);
+            assert_eq!((done.work_request_id, done.status), (7, CompletionStatus::RetryExceeded), "{attackers:?}");
+            assert_eq!(sent(&sim), before, "{attackers:?} of {network}: not one packet went out");
+            // The victim does not notice.
+            post(&mut sim, &topology, victim, 8, target);
+            let done = completion_of(&mut sim, victims[0]);
+            assert_eq!((done.work_request_id, done.status), (8, CompletionStatus::Success), "{attackers:?}");
+        }
+    }
+}
+
+/// A QP of another host leaves its peer for one of another shard, and other hosts hear of both at once: its former peer
+/// reaches it no more.
+#[test]
+fn a_former_peer_in_another_shard_reaches_nothing() {
+    let (mut sim, mut topology) = (sim_of(5, &[2, 1]), Topology::default());
+    let former = between(&mut sim, &mut topology, [(0, 1), (2, 1)], attributes(8, 1));
+    let next = between(&mut sim, &mut topology, [(1, 1), (2, 1)], attributes(8, 1));
+    topology.connect(&mut sim, former);
+    let target = area(&topology, former, 1);
+    post(&mut sim, &topology, former, 1, target);
+    assert_eq!(completion_of(&mut sim, 0).status, CompletionStatus::Success);
+    let side = &topology.connections[former].sides[1];
+    let (qp, session) = (side.qp, topology.processes[side.process].session);
+    let peer = &topology.connections[next].sides[0];
+    let (peer_qpn, gid) = (peer.qpn, topology.processes[peer.process].gid);
+    use QpAttributeMask as M;
+    let steps = [
+        (QpState::Reset, 0),
+        (QpState::Init, M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS),
+        (
+            QpState::ReadyToReceive,
+            M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN | M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER,
+        ),
+    ];
+    let now = sim.instant();
+    for (state, mask) in steps {
+        let attributes = QpAttributes {
+            state,
+            port: 1,
+            access: REMOTE,
+            address: freeflow_sim::topology::address(gid),
+            dest_qpn: peer_qpn.0,
+            path_mtu: PathMtu::Mtu1024,
+            // The former peer's next one.
+            rq_psn: 0xff_ff03,
+            ..attributes(8, 1)
+        };
+        let Host { engine, world, .. } = sim.enter(2);
+        engine.modify_qp(world, now, session, qp, &attributes, M(mask | M::STATE)).unwrap();
+    }
+    sim.after(2);
+    let (peers_qp, qpn) = (topology.connections[next].sides[0].qp, topology.connections[former].sides[1].qpn);
+    topology.connect_one(&mut sim, next, 0, peers_qp, qpn);
+    let until = sim.now + 1_000_000;
+    while sim.now < until && sim.step().is_none() {}
+    sim.hosts[2].world.bytes(session, target.1, 3000).fill(0);
+    let before = sim.fabric.counts.carried;
+    post(&mut sim, &topology, former, 2, target);
+    let done = completion_of(&mut sim, 0);
+    assert_eq!((done.work_request_id, done.status), (2, CompletionStatus::RetryExceeded));
+    assert!(sim.hosts[2].world.bytes(session, target.1, 3000).iter().all(|byte| *byte == 0));
+    assert_eq!(sim.fabric.counts.carried, before, "not one packet went out");
 }

@@ -17,7 +17,7 @@ fn count() -> u64 {
 }
 
 /// `FREEFLOW_TEST_SEED` moves the row of seeds.
-fn first() -> u64 {
+pub fn first() -> u64 {
     std::env::var("FREEFLOW_TEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0)
 }
 
@@ -91,8 +91,8 @@ fn limits_of_rate_break_nothing() {
 }
 
 /// Reports of so many seeds' plans, none of which broke a promise.
-fn unbroken(count: u64, plan: fn(u64) -> Plan) -> Vec<Report> {
-    let reports: Vec<Report> = (0..count).map(|seed| run_plan(plan(first() + seed), false)).collect();
+pub fn unbroken(from: u64, count: u64, plan: fn(u64) -> Plan) -> Vec<Report> {
+    let reports: Vec<Report> = (from..from + count).map(|seed| run_plan(plan(seed), false)).collect();
     let failures: Vec<String> = reports.iter().filter(|report| !report.wrongs.is_empty()).map(failure).collect();
     assert!(failures.is_empty(), "{} failed:\n{}", failures.len(), failures[..failures.len().min(3)].join("\n"));
     reports
@@ -102,7 +102,7 @@ fn unbroken(count: u64, plan: fn(u64) -> Plan) -> Vec<Report> {
 #[test]
 fn acknowledgements_that_wait_break_nothing() {
     let (mut ridden, mut completions) = (0, 0);
-    for report in unbroken(count() / 2, Plan::with_dialogues) {
+    for report in unbroken(first(), count() / 2, Plan::with_dialogues) {
         ridden += report.acks_with_answers;
         completions += report.completions;
     }
@@ -114,7 +114,7 @@ fn acknowledgements_that_wait_break_nothing() {
 #[test]
 fn selective_repeat_breaks_nothing() {
     let (mut reports, mut completions) = (0, 0);
-    for report in unbroken(count() / 2, Plan::with_repairs) {
+    for report in unbroken(first(), count() / 2, Plan::with_repairs) {
         reports += report.reports;
         completions += report.completions;
     }
@@ -126,7 +126,7 @@ fn selective_repeat_breaks_nothing() {
 #[test]
 fn records_break_nothing() {
     let (mut records, mut completions) = (0, 0);
-    for report in unbroken(count() / 2, Plan::with_crowds) {
+    for report in unbroken(first(), count() / 2, Plan::with_crowds) {
         records += report.records;
         completions += report.completions;
     }
@@ -138,7 +138,7 @@ fn records_break_nothing() {
 #[test]
 fn a_carrier_breaks_nothing() {
     let (mut executed, mut returned, mut packets) = (0, 0, 0);
-    for report in unbroken(count() / 4, Plan::with_carrier) {
+    for report in unbroken(first(), count() / 4, Plan::with_carrier) {
         executed += report.carried.executed;
         returned += report.carried.returned;
         packets += report.packets;
