@@ -136,6 +136,13 @@ pub struct Up {
     /// Threads of the router that copy messages, 1 to 32, or auto [default: auto, which is 1 below eight processors]
     #[arg(long, value_name = "N")]
     pub workers: Option<Workers>,
+    /// Engines of the router that work side by side, each with vNICs of its own: 1, 2, 4, 8, or auto [default: auto,
+    /// which is 1 below 16 processors, and without --peers]
+    #[arg(long, value_name = "N")]
+    pub shards: Option<Shards>,
+    /// Which vNICs share one of them [default: tenant]
+    #[arg(long, value_enum)]
+    pub shard_by: Option<ShardBy>,
     /// For tests: copies from this size on are always handed to those threads
     #[arg(long, value_name = "BYTES", hide = true)]
     pub move_bytes_min: Option<u32>,
@@ -211,6 +218,52 @@ impl FromStr for Workers {
             _ if text == "auto" => Ok(Self::Auto),
             Ok(count @ 1..=32) => Ok(Self::Count(count)),
             _ => Err("write a number from 1 to 32, or auto".into()),
+        }
+    }
+}
+
+/// Value of `--shards`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shards {
+    Auto,
+    Count(u8),
+}
+
+impl Shards {
+    /// `None`: what suits the machine.
+    pub fn count(self) -> Option<u8> {
+        match self {
+            Self::Auto => None,
+            Self::Count(count) => Some(count),
+        }
+    }
+}
+
+impl FromStr for Shards {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.parse() {
+            _ if text == "auto" => Ok(Self::Auto),
+            Ok(count @ (1 | 2 | 4 | 8)) => Ok(Self::Count(count)),
+            _ => Err("write 1, 2, 4, 8, or auto".into()),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ShardBy {
+    /// All vNICs of a tenant: they reach each other past the router
+    Tenant,
+    /// Each alone, unless its tenant has a limit or a quota: for vNICs that talk to other hosts
+    Vnic,
+}
+
+impl ShardBy {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Tenant => "tenant",
+            Self::Vnic => "vnic",
         }
     }
 }
@@ -544,6 +597,12 @@ pub struct LabUp {
     /// Threads of each router that copy messages, 1 to 32, or auto [default: auto]
     #[arg(long, value_name = "N")]
     pub workers: Option<Workers>,
+    /// Engines of each router that work side by side: 1, 2, 4, 8, or auto [default: auto]
+    #[arg(long, value_name = "N")]
+    pub shards: Option<Shards>,
+    /// Which vNICs share one of them [default: tenant]
+    #[arg(long, value_enum)]
+    pub shard_by: Option<ShardBy>,
     /// For tests, as in `up`
     #[arg(long, value_name = "BYTES", hide = true)]
     pub move_bytes_min: Option<u32>,

@@ -100,6 +100,8 @@ fn build(lab: &Lab, arguments: &LabUp) -> Result<()> {
         let up = Up {
             mode: arguments.mode,
             workers: arguments.workers,
+            shards: arguments.shards,
+            shard_by: arguments.shard_by,
             move_bytes_min: arguments.move_bytes_min,
             attachment: arguments.attachment.clone(),
             pool: Some(up::SHARED_POOL.into()),

@@ -163,6 +163,7 @@ mod tests {
             mr_count: 0,
             registered_bytes: 0,
             worker: 1,
+            shard: 0,
             failed: None,
             counters: Counters::default(),
         }

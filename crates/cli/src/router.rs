@@ -91,6 +91,8 @@ fn become_router(
             .args(["--mode", &settings.mode, "--pool", &settings.pool, "--host", &settings.host])
             .args(["--bridge", &run_dir.bridge()])
             .args(settings.workers.iter().flat_map(|count| ["--workers".into(), count.to_string()]))
+            .args(settings.shards.iter().flat_map(|count| ["--shards".into(), count.to_string()]))
+            .args(settings.shard_by.iter().flat_map(|by| ["--shard-by", by]))
             .args(settings.move_bytes_min.iter().flat_map(|bytes| ["--move-bytes-min".into(), bytes.to_string()]))
             .args(settings.attachment.iter().flat_map(|attachment| ["--attachment", attachment]))
             .args(settings.metrics_listen.iter().flat_map(|address| ["--metrics-listen".into(), address.to_string()]))

@@ -42,7 +42,7 @@ pub fn status(run_dir: &RunDir, format: Format) -> Result<()> {
         output::duration(router.uptime_s),
         router.pid,
         mode_text(router),
-        describe_workers(router.worker_count)
+        describe_workers(router)
     ));
     for network in &status.networks {
         output::line(format!(
@@ -77,7 +77,7 @@ pub fn status(run_dir: &RunDir, format: Format) -> Result<()> {
         output::line(format!("Copied by {} workers: {}", router.worker_count, output::bytes(router.moved_bytes)));
     }
     vnics.sort_by(|one, other| one.name.cmp(&other.name));
-    vnic_table(&vnics, router.worker_count > 1);
+    vnic_table(&vnics, (router.worker_count > 1, router.shard_count > 1));
     Ok(())
 }
 
@@ -90,13 +90,16 @@ pub fn mode_text(router: &RouterStatus) -> String {
     }
 }
 
-fn vnic_table(vnics: &[VnicStatus], has_several_workers: bool) {
+fn vnic_table(vnics: &[VnicStatus], (has_workers, has_shards): (bool, bool)) {
     let mut rows = vec![
         ["VNIC", "IP", "NETWORK", "QPS", "MRS", "MESSAGES", "BYTES", "DIRECT", "STATE"].map(String::from).to_vec(),
     ];
-    rows[0].splice(STATE_COLUMN..STATE_COLUMN, has_several_workers.then(|| "WORKER".to_string()));
+    let own = |worker: String, shard: String| {
+        let columns = [(has_workers, worker), (has_shards, shard)];
+        columns.into_iter().filter_map(|(is_shown, text)| is_shown.then_some(text)).collect::<Vec<_>>()
+    };
+    rows[0].splice(STATE_COLUMN..STATE_COLUMN, own("WORKER".into(), "SHARD".into()));
     rows.extend(vnics.iter().map(|vnic| {
-        let worker = has_several_workers.then(|| vnic.worker.to_string());
         let mut row = vec![
             vnic.name.clone(),
             addresses(vnic.address, vnic.address6),
@@ -108,7 +111,7 @@ fn vnic_table(vnics: &[VnicStatus], has_several_workers: bool) {
             output::bytes(vnic.counters.direct_bytes),
             vnic.failed.as_ref().map_or("ok".to_string(), |reason| format!("failed: {reason}")),
         ];
-        row.splice(STATE_COLUMN..STATE_COLUMN, worker);
+        row.splice(STATE_COLUMN..STATE_COLUMN, own(vnic.worker.to_string(), vnic.shard.to_string()));
         row
     }));
     if rows.len() > 1 {
@@ -319,6 +322,7 @@ pub fn version(run_dir: &RunDir) {
 }
 
 /// Nothing where there is but the router's own.
-pub fn describe_workers(count: u32) -> String {
-    if count == 1 { String::new() } else { format!(", {count} workers") }
+pub fn describe_workers(router: &RouterStatus) -> String {
+    let several = |count: u32, what: &str| if count == 1 { String::new() } else { format!(", {count} {what}") };
+    several(router.worker_count, "workers") + &several(router.shard_count, "shards")
 }

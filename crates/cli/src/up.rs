@@ -1,7 +1,7 @@
 //! `freeflow up` and `freeflow down`.
 
 use crate::admin::{Admin, Presence};
-use crate::arguments::{Up, Workers};
+use crate::arguments::{ShardBy, Shards, Up, Workers};
 use crate::failure::{Context, Failure, Result, fail};
 use crate::holders::Holders;
 use crate::process::Process;
@@ -171,8 +171,15 @@ fn resolve_settings(run_dir: &RunDir, arguments: &Up) -> Result<Settings> {
         Some(asked) => asked.count(),
         None => last.as_ref().and_then(|last| last.workers),
     };
+    let shards = match arguments.shards {
+        Some(asked) => asked.count(),
+        None => last.as_ref().and_then(|last| last.shards),
+    };
+    let shard_by = arguments.shard_by.map(|by| by.as_str().to_string());
     Ok(Settings {
         workers,
+        shards,
+        shard_by: shard_by.or_else(|| last.as_ref()?.shard_by.clone()),
         state,
         metrics_listen: match arguments.metrics_listen {
             Some(asked) => asked.0,
@@ -266,6 +273,8 @@ fn check_unchanged(run_dir: &RunDir, admin: &mut Admin, arguments: &Up) -> Resul
         format!("mode {}", status.mode)
     } else if arguments.workers.is_some_and(|asked| is_other(asked, status.worker_count, run_dir)) {
         format!("{} workers", status.worker_count)
+    } else if arguments.shards.is_some_and(|asked| are_others(asked, status.shard_count, run_dir)) {
+        format!("{} shards", status.shard_count)
     } else if arguments.host.as_ref().is_some_and(|host| *host != status.host) {
         format!("host name {}", status.host)
     } else if arguments.pool.as_ref().is_some_and(|asked| !same_pool(asked)) {
@@ -277,6 +286,7 @@ fn check_unchanged(run_dir: &RunDir, admin: &mut Admin, arguments: &Up) -> Resul
         let metrics = last(|last| last.metrics_listen.map(|address| address.to_string()));
         let peers = last(|last| Some(last.peers.as_ref()?.display().to_string()));
         let state = last(|last| Some(last.state.as_ref()?.display().to_string()));
+        let shard_by = last(|last| last.shard_by.clone()).unwrap_or(ShardBy::Tenant.as_str().into());
         let path = |path: &PathBuf| fs::canonicalize(path).unwrap_or_else(|_| path.clone()).display().to_string();
         if arguments.range.is_some() && arguments.range != range {
             format!("range {}", range.as_deref().unwrap_or("of the whole pool"))
@@ -284,6 +294,8 @@ fn check_unchanged(run_dir: &RunDir, admin: &mut Admin, arguments: &Up) -> Resul
             metrics.map_or("no --metrics-listen".to_string(), |address| format!("metrics on {address}"))
         } else if arguments.state.is_some() && arguments.state.as_ref().map(path) != state {
             format!("its state in {}", state.unwrap_or_else(|| run_dir.path().display().to_string()))
+        } else if arguments.shard_by.is_some_and(|asked| asked.as_str() != shard_by) {
+            format!("--shard-by {shard_by}")
         } else if arguments.peers.is_some() && arguments.peers.as_ref().map(path) != peers {
             peers.map_or("no peers".to_string(), |peers| format!("peers {peers}"))
         } else {
@@ -294,6 +306,14 @@ fn check_unchanged(run_dir: &RunDir, admin: &mut Admin, arguments: &Up) -> Resul
         "the host is up with {difference}; to change that, first: freeflow{} down",
         run_dir.option()
     )))
+}
+
+/// The same of shards.
+fn are_others(asked: Shards, shard_count: u32, run_dir: &RunDir) -> bool {
+    match asked.count() {
+        Some(count) => u32::from(count) != shard_count,
+        None => run_dir.settings().is_some_and(|last| last.shards.is_some()),
+    }
 }
 
 /// Whether a router with so many workers is not what is asked for.
@@ -364,7 +384,7 @@ fn print_summary(run_dir: &RunDir, started: &Started) {
         "  router     process {}, mode {}{}, log {}",
         status.pid,
         crate::show::mode_text(status),
-        crate::show::describe_workers(status.worker_count),
+        crate::show::describe_workers(status),
         run_dir.router_log().display()
     ));
     output::line(format!("  socket     {}", run_dir.admin_socket().display()));

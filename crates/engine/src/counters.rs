@@ -122,7 +122,9 @@ impl Failures {
 }
 
 impl Usage {
-    pub(crate) fn plus(self, other: &Self) -> Self {
+    /// The sum of two.
+    #[must_use]
+    pub fn plus(self, other: &Self) -> Self {
         Self {
             sessions: self.sessions + other.sessions,
             contexts: self.contexts + other.contexts,

@@ -50,6 +50,12 @@ pub struct Settings {
     /// Threads that copy; what suits the machine, if none.
     #[serde(default)]
     pub workers: Option<u32>,
+    /// Engines that work side by side; what suits the machine, if none.
+    #[serde(default)]
+    pub shards: Option<u8>,
+    /// Which vNICs share one: `tenant` or `vnic`.
+    #[serde(default)]
+    pub shard_by: Option<String>,
     /// Where the router serves metrics by TCP.
     #[serde(default)]
     pub metrics_listen: Option<SocketAddr>,

@@ -100,6 +100,17 @@ impl State {
         limits
     }
 
+    /// The tenant that such a limit is of.
+    pub fn tenant_of_limit(&self, id: TenantId) -> Option<&str> {
+        let is_its = |network: &&NetworkEntry| u32::from(network.tenant_number) == id.0 >> 16;
+        self.networks.values().find(is_its).map(NetworkEntry::tenant)
+    }
+
+    /// Whether all vNICs of a network on this host have a quota together.
+    pub fn has_network_quota(&self, network: &NetworkEntry) -> bool {
+        self.network_amounts(network) != QuotaAmounts::default()
+    }
+
     /// Limits of a vNIC's objects: the router's for each vNIC, and no more than its quota.
     pub fn limits_of(&self, vnic: &VnicEntry, base: VnicLimits) -> VnicLimits {
         let quota = self.quota_of(vnic).map_or(QuotaAmounts::default(), |(quota, _)| quota.spec.per_vnic);

@@ -137,6 +137,8 @@ pub struct RouterStatus {
     pub segment_bytes: u64,
     /// Threads that copy, and bytes that others than the router's own worker have copied.
     pub worker_count: u32,
+    /// Engines that work side by side, each with vNICs of its own.
+    pub shard_count: u32,
     /// Bytes that others than its own worker have copied.
     pub moved_bytes: u64,
     /// CPU time the worker thread has used, microseconds.
@@ -223,6 +225,8 @@ pub struct VnicStatus {
     pub registered_bytes: u64,
     /// Which of the router's workers copies for it, from 1.
     pub worker: u32,
+    /// Which of the router's shards has it, from 0.
+    pub shard: u32,
     /// The router gave the vNIC up (hostile or stuck owner); why.
     pub failed: Option<String>,
     /// Its traffic.

@@ -1,6 +1,7 @@
 //! Configuration with which a router is started.
 use crate::attachment::near_halves::NearHalves;
 pub use crate::base::mode::Mode;
+pub use crate::control::placement::ShardBy;
 use crate::dataplane::wire_options::WireOptions;
 use crate::memory::copy_threads::CopyThreadOptions;
 use crate::network_reconciler::ReconcilerProcess;
@@ -25,7 +26,11 @@ pub struct Config {
     pub mode: Mode,
     /// The copy threads.
     pub copy_threads: CopyThreadOptions,
-    /// The processor that the worker is bound to.
+    /// Engines that work side by side, each with vNICs of its own: 1, 2, 4 or 8.
+    pub shard_count: u8,
+    /// How vNICs are spread over them.
+    pub shard_by: ShardBy,
+    /// The processor that the first worker is bound to.
     pub cpu: Option<usize>,
     /// Name of the host in `status`.
     pub host: String,

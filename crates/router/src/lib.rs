@@ -40,7 +40,8 @@ pub use base::log_file::{
 };
 pub use base::machine::default_limits;
 pub use base::privileges;
-pub use config::{Config, MACHINE_DIR, Mode};
+pub use config::{Config, MACHINE_DIR, Mode, ShardBy};
+pub use control::placement::default_shard_count;
 pub use dataplane::wire_options::WireOptions;
 pub use memory::copy_threads::{CopyThreadOptions, WORKERS_MAX};
 pub use network_reconciler::ReconcilerProcess;

@@ -7,11 +7,11 @@ use freeflow_orchestrator::{DEFAULT_POOL, Pool};
 use freeflow_protocol::library::REVOCATION_TIME_MAX_MS;
 use freeflow_router::privileges::{self, Role, ThreadKind};
 use freeflow_router::{
-    Config, CopyThreadOptions, MACHINE_DIR, Mode, NearHalfService, NearHalves, ReconcilerProcess, Router, WORKERS_MAX,
-    WireOptions, default_limits,
+    Config, CopyThreadOptions, MACHINE_DIR, Mode, NearHalfService, NearHalves, ReconcilerProcess, Router, ShardBy,
+    WORKERS_MAX, WireOptions, default_limits, default_shard_count,
 };
 use freeflow_shm::termination_signals;
-use freeflow_verbs::{Duration, VnicLimits};
+use freeflow_verbs::{Duration, Shard, VnicLimits};
 use rustix::event::{PollFd, PollFlags};
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -49,6 +49,13 @@ struct Arguments {
     /// Threads that copy messages, 1 to 32 [default: 1 below eight processors]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(WORKERS_MAX)))]
     workers: Option<u32>,
+    /// Engines that work side by side, each with vNICs of its own: 1, 2, 4 or 8 [default: 1 below 16 processors, and
+    /// without --peers]
+    #[arg(long, value_name = "N", value_parser = parse_shards)]
+    shards: Option<u8>,
+    /// Which vNICs share one of them
+    #[arg(long, value_enum, default_value_t = ShardBy::Tenant)]
+    shard_by: ShardBy,
     /// For tests: copies from this size on are always handed to those threads
     #[arg(long, value_name = "BYTES", hide = true)]
     move_bytes_min: Option<u32>,
@@ -94,6 +101,11 @@ struct Arguments {
 enum AttachmentKind {
     Local,
     Remote,
+}
+
+fn parse_shards(text: &str) -> Result<u8, String> {
+    let count = text.parse().ok().filter(|&count| Shard::new(0, count).is_some());
+    count.ok_or_else(|| "write 1, 2, 4 or 8".into())
 }
 
 /// The given fields, and the defaults for the others. An unknown field is an error.
@@ -155,6 +167,8 @@ fn run(arguments: Arguments) -> io::Result<()> {
         near_halves,
         mode: arguments.mode,
         copy_threads: CopyThreadOptions { workers: arguments.workers, move_bytes_min: arguments.move_bytes_min },
+        shard_count: arguments.shards.unwrap_or_else(|| default_shard_count(arguments.peers.is_some())),
+        shard_by: arguments.shard_by,
         cpu: arguments.cpu,
         host: arguments.host.unwrap_or_else(host_name),
         bridge: arguments.bridge,

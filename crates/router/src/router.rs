@@ -12,11 +12,12 @@ use crate::control::external::ExternalPolicy;
 use crate::control::message::{ControlHandle, Message};
 use crate::control::peer_updates::RouterSink;
 use crate::control::thread::{Control, ControlParts};
-use crate::dataplane::command::{Probe, Stop, Submission};
+use crate::dataplane::command::{Probe, ProbeAnswer, Stop, Submission};
 use crate::dataplane::event::Event;
-use crate::dataplane::handle::WorkerHandle;
+use crate::dataplane::handle::{WorkerHandle, Workers};
 use crate::dataplane::pollers::Pollers;
 use crate::dataplane::ports::Ports;
+use crate::dataplane::siblings::Siblings;
 use crate::dataplane::waiting::Waiting;
 use crate::dataplane::worker::Lock;
 use crate::dataplane::worker::{Worker, WorkerQueues};
@@ -29,6 +30,7 @@ use freeflow_orchestrator::store::{Committed, Store as _};
 use freeflow_orchestrator::{Command, Reason, Refusal, State};
 use freeflow_shm::{Doorbell, fd, install_sigbus_guard, pin_to_cpu, refuses_missing_pages, release_large_allocations};
 use freeflow_store::{FileStore, open_state_dir};
+use freeflow_verbs::Shard;
 use rustix::fs::FlockOperation;
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io;
@@ -82,22 +84,22 @@ impl Router {
         let peers_file = peers_file.map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
         let external = peers_file.as_ref().map(|(file, _)| ExternalPolicy::of(file)).unwrap_or_default();
         let external = external.within(&state);
-        let (commands, commands_end) = channel();
         let (events, events_end) = channel();
         let (messages, messages_end) = channel();
-        let (worker_waker, control_waker) = (Arc::new(Waker::new()?), Arc::new(Waker::new()?));
-        let ends = (commands_end, events, control_waker.clone());
-        let mut worker = make_worker(&config, worker_waker.clone(), ends)?;
-        let worker_handle = WorkerHandle { commands, waker: worker_waker, lock: Arc::default() };
+        let control_waker = Arc::new(Waker::new()?);
+        let (mut workers, handles) = make_workers(&config, (events, control_waker.clone()))?;
         let own = ControlHandle { messages, waker: control_waker.clone() };
         let stop = Arc::new(AtomicBool::new(false));
         let (peers_thread, peers) = match peers_file {
             Some(file) => {
-                let udp = config.wire.open(file.0.address, file.0.dscp)?;
+                let sockets = config.wire.open(file.0.address, file.0.dscp, config.shard_count)?;
                 let sink = RouterSink::new(own.clone());
                 let (stop, waker) = (stop.clone(), control_waker.clone());
-                let (thread, handle) = start_peers(file, &state, sink, Farewell(move || end_router(&stop, &waker)))?;
-                worker.open_wire(udp, handle.clone())?;
+                let (thread, handle) =
+                    start_peers(file, &state, (sink, config.shard_count), Farewell(move || end_router(&stop, &waker)))?;
+                for (worker, udp) in workers.iter_mut().zip(sockets) {
+                    worker.open_wire(udp, handle.clone())?;
+                }
                 (Some(thread), handle)
             }
             None => (None, PeersHandle::default()),
@@ -107,7 +109,7 @@ impl Router {
         let (network_reconciler, network_notifier) = start_network_reconciler(&config, own.clone())?;
         let mut control = Control::new(ControlParts {
             config,
-            worker: worker_handle,
+            workers: handles.clone(),
             events: events_end,
             messages: messages_end,
             own: own.clone(),
@@ -121,18 +123,22 @@ impl Router {
             audit,
         })?;
         (control.external, control.network_notifier) = (external, network_notifier);
-        control.restore_vnics(&mut worker)?;
+        control.restore_vnics(&mut workers)?;
         control.choose_mode();
         let api = start_api(&mut control, own.clone())?;
         std::fs::write(control.config.run_dir.join("router.pid"), format!("{}\n", std::process::id()))?;
-        let worker = {
+        let mut threads = Vec::new();
+        for (worker, (shard, handle)) in workers.into_iter().zip(handles.all()) {
             let (stop, waker) = (stop.clone(), control_waker.clone());
-            // A router without its worker is none: the control thread ends too, and libraries see it.
-            spawn_worker((worker, control.worker.lock.clone()), cpu, Farewell(move || end_router(&stop, &waker)))?
-        };
+            // A router without its workers is none: the control thread ends too, and libraries see it.
+            let farewell = Farewell(move || end_router(&stop, &waker));
+            // The first one alone: the others would have the same processor.
+            let cpu = cpu.filter(|_| shard == 0);
+            threads.push(spawn_worker((worker, handle.lock.clone()), (shard, cpu), farewell)?);
+        }
         let (ended, broken) = (Arc::new(Doorbell::new()?), Arc::new(AtomicBool::new(false)));
         let kept = (api, audit_thread, network_reconciler, lock);
-        let thread = spawn_control(control, worker, (ended.clone(), broken.clone()), kept)?;
+        let thread = spawn_control(control, threads, (ended.clone(), broken.clone()), kept)?;
         Ok(Self { control: Some(thread), messages: own, stop, ended, broken })
     }
 
@@ -187,16 +193,17 @@ impl Drop for Router {
 }
 
 /// Libraries learn of the end by their pipes and sockets, which close with the worker and the
-/// control thread. False: the worker had panicked.
-fn end(mut control: Control, worker: JoinHandle<()>) -> bool {
+/// control thread. False: a worker had panicked.
+fn end(mut control: Control, workers: Vec<JoinHandle<()>>) -> bool {
     info!("router ends", run_dir = control.config.run_dir.display());
     control.remove_sockets();
     control.end_cm();
     for name in ["admin.sock", "router.pid"] {
         let _ = std::fs::remove_file(control.config.run_dir.join(name));
     }
-    control.worker.send(Stop {});
-    let sound = worker.join().is_ok();
+    control.workers.send_all(|_| Stop {});
+    // All of them: what they hold goes before the sockets do.
+    let sound = workers.into_iter().map(JoinHandle::join).fold(true, |sound, ended| sound & ended.is_ok());
     if !sound {
         warning!("the worker panicked");
     }
@@ -207,7 +214,7 @@ fn end(mut control: Control, worker: JoinHandle<()>) -> bool {
 /// The thread `ff-control`. At its end everything that was kept ends in order.
 fn spawn_control(
     mut control: Control,
-    worker: JoinHandle<()>,
+    workers: Vec<JoinHandle<()>>,
     (ended, broken): (Arc<Doorbell>, Arc<AtomicBool>),
     (api, audit_thread, network_reconciler, lock): (Api, AuditThread, NetworkReconciler, File),
 ) -> io::Result<JoinHandle<()>> {
@@ -219,7 +226,7 @@ fn spawn_control(
         control.run();
         drop(api);
         let audit = control.audit.clone();
-        broken.store(!end(control, worker), Relaxed);
+        broken.store(!end(control, workers), Relaxed);
         drop(network_reconciler);
         audit.note(Entry::Router { what: "ends" });
         drop(audit_thread);
@@ -230,10 +237,13 @@ fn spawn_control(
 
 /// From now on what is declared can be asked for and changed.
 fn start_api(control: &mut Control, own: ControlHandle) -> io::Result<Api> {
-    let worker = control.worker.clone();
+    let workers = control.workers.clone();
     let link = Link::new(
         move |request| own.send(Message::Api(Box::new(request))),
-        move |answer| worker.send(Probe { answer }),
+        move |answer| {
+            let answer = ProbeAnswer::new(answer, workers.count());
+            workers.send_all(|_| Probe { answer: answer.clone() });
+        },
     );
     let (run_dir, revision) = (control.config.run_dir.clone(), control.declared().revision());
     let metrics_listen = control.config.metrics_listen;
@@ -295,38 +305,61 @@ fn start_network_reconciler(config: &Config, control: ControlHandle) -> io::Resu
 fn start_peers(
     file: (PeersFile, PrivateKey),
     state: &State,
-    sink: RouterSink,
+    (sink, shard_count): (RouterSink, u8),
     farewell: Farewell<impl FnMut() + Send + 'static>,
 ) -> io::Result<(Peers, PeersHandle)> {
     let epoch = u64::from_le_bytes(random_bytes()?);
-    let (thread, handle) = Peers::start(file, (epoch, 1), sink, farewell)?;
+    let (thread, handle) = Peers::start(file, (epoch, shard_count), sink, farewell)?;
     for network in state.networks() {
         handle.network(network.name(), Some(network.id));
     }
     Ok((thread, handle))
 }
 
-/// The worker, before it has its thread.
+/// The workers of all shards, before they have their threads.
+fn make_workers(config: &Config, to_control: (Sender<Event>, Arc<Waker>)) -> io::Result<(Vec<Worker>, Workers)> {
+    let count = config.shard_count;
+    let wakers = (0..count).map(|_| Waker::new().map(Arc::new)).collect::<io::Result<Vec<_>>>()?;
+    let (mut workers, mut handles) = (Vec::new(), Vec::new());
+    for (shard, waker) in Shard::all(count).zip(&wakers) {
+        let (commands, commands_end) = channel();
+        workers.push(make_worker(config, shard, waker, (commands_end, to_control.clone()))?);
+        handles.push(WorkerHandle { commands, waker: waker.clone(), lock: Arc::default() });
+    }
+    if workers.is_empty() {
+        let text = format!("a router has 1, 2, 4 or 8 shards, not {count}");
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+    }
+    if count > 1 {
+        for (worker, siblings) in workers.iter_mut().zip(Siblings::all(&wakers)) {
+            worker.ports.fabric.set_siblings(siblings);
+        }
+    }
+    Ok((workers, Workers::new(handles)))
+}
+
 fn make_worker(
     config: &Config,
-    waker: Arc<Waker>,
-    (commands, events, control_waker): (Receiver<Submission>, Sender<Event>, Arc<Waker>),
+    shard: Shard,
+    waker: &Arc<Waker>,
+    (commands, (events, control_waker)): (Receiver<Submission>, (Sender<Event>, Arc<Waker>)),
 ) -> io::Result<Worker> {
     let (finished, finished_end) = channel();
     let random = random_bytes()?;
     let waiting = Waiting::new(config.mode, waker.clone(), pollers(config, &random))?;
     let mut ports = Ports::new(finished, waker.clone());
     ports.grants.time_max = config.revocation_time;
-    ports.copy_threads = CopyThreads::start(config.copy_threads, config.mode, &waker)?;
+    ports.copy_threads = CopyThreads::start(config.copy_threads.of_shard(shard), config.mode, waker)?;
     let queues = WorkerQueues { commands, finished: finished_end, events, control_waker };
-    Ok(Worker::new(Engine::new(Seed(random)), ports, queues, waiting))
+    Ok(Worker::new(Engine::of_shard(Seed(random), shard), ports, queues, waiting))
 }
 
 fn spawn_worker(
     (worker, lock): (Worker, Arc<Lock>),
-    cpu: Option<usize>,
+    (shard, cpu): (u8, Option<usize>),
     farewell: Farewell<impl FnMut() + Send + 'static>,
 ) -> io::Result<JoinHandle<()>> {
+    let name = if shard == 0 { "ff-worker".to_owned() } else { format!("ff-worker-{shard}") };
     let body = move || {
         let _farewell = farewell;
         privileges::enter(ThreadKind::Worker);
@@ -338,7 +371,7 @@ fn spawn_worker(
         freeflow_shm::prefer_short_slices();
         worker.run(&lock);
     };
-    std::thread::Builder::new().name("ff-worker".into()).spawn(body)
+    std::thread::Builder::new().name(name).spawn(body)
 }
 
 /// Makes the run directory and locks it: one router each. The lock ends with the process, however that ends.

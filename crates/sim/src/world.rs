@@ -559,6 +559,8 @@ impl Policy for World {
         network
     }
 
+    fn report_unknown_key(&mut self, _own: NetworkId, _attempt: &Violation) {}
+
     fn report_violation(&mut self, _violation: &Violation) {
         self.violations += 1;
     }

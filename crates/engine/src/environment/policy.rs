@@ -62,4 +62,8 @@ pub trait Policy {
     /// A vNIC tried something on others and got nowhere. Called each time, so it has to cost
     /// little.
     fn report_violation(&mut self, violation: &Violation);
+
+    /// A remote key that this engine does not know was used on a QP of `own`: a violation if another engine of the host
+    /// ([`crate::Engine::network_of_key`]) has it for a network that is neither `own` nor the attempt's.
+    fn report_unknown_key(&mut self, own: NetworkId, attempt: &Violation);
 }

@@ -74,20 +74,26 @@ impl Responder {
         }
     }
 
+    /// The network whose memory a key opens, or would for others.
+    pub(crate) fn network_of_key(&self, key: u32) -> Option<NetworkId> {
+        let session = match self.completer.keys.holder(key)? {
+            KeyHolder::Region(index) => self.completer.keys.regions.at(index)?.1.session,
+            KeyHolder::Window(index) => self.completer.keys.windows.at(index)?.1.session,
+        };
+        Some(self.completer.vnics.get(self.session_vnic(session).ok()?)?.network)
+    }
+
     /// A key that does not open what it was used for: whether that is another network's.
     #[cold]
     pub(crate) fn note_wrong_key<E: Environment>(&self, env: &mut E, responder: QpId, key: u32) {
         let qp = self.qp(responder);
-        let session = match self.completer.keys.holder(key) {
-            Some(KeyHolder::Region(index)) => self.completer.keys.regions.at(index).map(|(_, region)| region.session),
-            Some(KeyHolder::Window(index)) => self.completer.keys.windows.at(index).map(|(_, window)| window.session),
-            None => None,
-        };
-        let vnic = session.and_then(|session| self.completer.vnics.get(self.session_vnic(session).ok()?));
-        let (Some(owner), Some(from)) = (vnic.map(|vnic| vnic.network), qp.remote_gid()) else { return };
-        if owner != qp.network && owner != qp.reached {
-            let (kind, network, to, owner) = (ViolationKind::RemoteKey, qp.reached, qp.gid(), Some(owner));
-            env.report_violation(&Violation { kind, network, from, to, number: key, owner });
+        let Some(from) = qp.remote_gid() else { return };
+        let (kind, network, to, owner) = (ViolationKind::RemoteKey, qp.reached, qp.gid(), self.network_of_key(key));
+        let attempt = Violation { kind, network, from, to, number: key, owner };
+        match owner {
+            Some(owner) if owner != qp.network && owner != qp.reached => env.report_violation(&attempt),
+            Some(_) => {}
+            None => env.report_unknown_key(qp.network, &attempt),
         }
     }
 }

@@ -13,6 +13,11 @@ use crate::{AuthorizationRequest, Engine, Environment, EventTarget, HostId, QpId
 use freeflow_verbs::{AsyncEventKind, NetworkId, QpAttributes, Qpn};
 
 impl Engine {
+    /// The network whose memory a remote key opens; `None`: no region or window of this engine has it.
+    pub fn network_of_key(&self, key: u32) -> Option<NetworkId> {
+        self.requester.responder.network_of_key(key)
+    }
+
     /// Applies a change of [`crate::Policy::authorize`]. Datagrams are checked again at once;
     /// connected QPs by and by, in [`Self::poll_policy`].
     pub fn handle_policy_changed(&mut self) {
@@ -65,6 +70,8 @@ impl Engine {
         // A host has a say in its own connections only.
         let is_its_own = qp.wire.as_ref().is_some_and(|wire| wire.destination.host == host);
         if is_its_own && qp.attributes.dest_qpn == peer.0 && qp.receives() {
+            // Where the rules here say the same, this end counts as theirs, too.
+            self.may_stand(env, id);
             env.raise(AsyncEventKind::QpFatal, EventTarget::Qp(id));
             self.requester.responder.silence(id);
             self.completer_mut().enter_error(env, id);

@@ -104,6 +104,7 @@ fn host_vnic(id: &str) -> VnicStatus {
         mr_count: 0,
         registered_bytes: 0,
         worker: 0,
+        shard: 0,
         failed: None,
         counters: Counters::default(),
     }

@@ -6,6 +6,7 @@ use crate::admission::violations::{self, Resource, Share, ViolationClass, quota_
 use crate::audit::{Class, Refusal};
 use crate::base::log::info;
 use crate::base::slab::Key;
+use crate::control::shards::parties;
 use crate::control::thread::Control;
 use crate::control::vnic_entry::identity_of;
 use crate::dataplane::command::{SetAccessRules, SetVnicIdentity};
@@ -29,7 +30,7 @@ impl Control {
         let gone = before.as_ref().map_or_else(Vec::new, |before| before.address_map.gone(&address_map));
         let rules = Arc::new(Rules::new(table, address_map, before.as_deref()));
         self.set_cm_rules(rules.clone());
-        self.worker.send(SetAccessRules { rules, gone });
+        self.workers.send_all(|_| SetAccessRules { rules: rules.clone(), gone: gone.clone() });
     }
 
     /// How often a rule has refused something on this host, and how many connections it has
@@ -40,24 +41,28 @@ impl Control {
     }
 
     /// The same before the worker has its thread.
-    pub(crate) fn restore_access(&mut self, worker: &mut Worker) {
+    pub(crate) fn restore_access(&mut self, workers: &mut [Worker]) {
         let view = self.state.access();
         let rules = Arc::new(Rules::new(AccessTable::of(view), AddressMap::of(view), None));
         self.set_cm_rules(rules.clone());
-        worker.ports.access.set_rules(rules);
+        for worker in workers {
+            worker.ports.access.set_rules(rules.clone());
+        }
     }
 
     /// A vNIC has other labels now.
     pub(crate) fn announce_identity(&mut self, key: Key) {
         let Some(entry) = self.vnics.get(key) else { return };
         let gids: Vec<Gid> = entry.record.gids().collect();
+        let shard = entry.engine_id.shard();
         let (identity, name) = (identity_of(&entry.record), entry.record.network.clone());
         let Some(network) = self.state.network(&name).map(|network| network.id) else { return };
         for &gid in &gids {
             self.cm.access().set_vnic(network, gid, identity.clone());
             self.peers.attached(&name, gid, identity.clone());
         }
-        self.worker.send(SetVnicIdentity { network, gids, identity });
+        self.tell_siblings(shard, &parties(network, &gids, Some(&identity)));
+        self.workers.of(shard).send(SetVnicIdentity { network, gids, identity });
     }
 
     /// Each is a line of the audit log, and of the router's; a vNIC that has too many of them loses

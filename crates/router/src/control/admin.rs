@@ -164,11 +164,12 @@ impl Control {
     pub(crate) fn ask_for<C: Ask>(
         &mut self,
         key: Key,
+        shard: u8,
         command: C,
         finish: impl FnOnce(&mut Control, C::Answer) -> AdminReply + Send + 'static,
     ) -> AdminDone {
         self.admin_busy = true;
-        self.ask(command, move |control, answer| {
+        self.ask(shard, command, move |control, answer| {
             control.admin_busy = false;
             let reply = finish(control, answer);
             control.finish_admin(key, AdminDone::Reply(reply));

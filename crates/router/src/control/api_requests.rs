@@ -82,7 +82,7 @@ impl Serve<InjectFaults> for Control {
 
 impl Serve<AwaitWorker> for Control {
     fn serve(&mut self, AwaitWorker {}: AwaitWorker, reply: ReplyTo<()>) {
-        self.ask(Fence {}, move |_, ()| reply.give(()));
+        self.ask_all(|_| Fence {}, move |_, _| reply.give(()));
     }
 }
 

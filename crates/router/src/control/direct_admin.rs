@@ -45,15 +45,19 @@ impl Control {
             Some(None) => return finish(None),
             found => found.flatten(),
         };
-        self.ask(ListQps { vnic: of, after_qpn }, |control, QpPage { rows, more }| {
-            let names: BTreeMap<VnicId, &str> =
-                control.vnics.iter().map(|(_, vnic)| (vnic.engine_id, vnic.record.id.as_str())).collect();
-            // A QP whose vNIC is gone by now is gone too.
-            let named = rows.into_iter().filter_map(|row| {
-                let vnic = names.get(&row.look.vnic)?.to_string();
-                Some(row.status(vnic))
-            });
-            finish(Some((named.collect(), more)));
-        });
+        self.ask_all(
+            move |_| ListQps { vnic: of, after_qpn },
+            |control, pages| {
+                let QpPage { rows, more } = QpPage::merge(pages);
+                let names: BTreeMap<VnicId, &str> =
+                    control.vnics.iter().map(|(_, vnic)| (vnic.engine_id, vnic.record.id.as_str())).collect();
+                // A QP whose vNIC is gone by now is gone too.
+                let named = rows.into_iter().filter_map(|row| {
+                    let vnic = names.get(&row.look.vnic)?.to_string();
+                    Some(row.status(vnic))
+                });
+                finish(Some((named.collect(), more)));
+            },
+        );
     }
 }

@@ -1,5 +1,5 @@
 //! A peers file was read again, or networks changed: vNICs have other second GIDs.
-use crate::base::log::info;
+use crate::base::log::{info, warning};
 use crate::control::external::{ExternalPolicy, gids};
 use crate::control::thread::Control;
 use crate::dataplane::command::SetExternalGids;
@@ -16,9 +16,12 @@ impl Control {
         let before = std::mem::replace(&mut self.external, policy);
         let mut changed = Vec::new();
         for (_, entry) in self.vnics.iter() {
-            let network = &entry.record.network;
-            let gid = self.external.gid(network);
-            if gid != before.gid(network) {
+            let (network, shard) = (&entry.record.network, entry.engine_id.shard());
+            let gid = self.external_gid(network, shard);
+            if shard != 0 && self.external.gid(network).is_some() && before.gid(network).is_none() {
+                warning!("a vNIC reaches external machines only when it is made again", vnic = entry.record.id);
+            }
+            if gid != before.gid(network).filter(|_| shard == 0) {
                 info!("external GID of a vNIC changed", vnic = entry.record.id, has_one = gid.is_some());
                 self.sysfs.set_gids(entry.engine_id, &gids(&entry.record, gid));
                 changed.push((entry.engine_id, gid));
@@ -32,6 +35,11 @@ impl Control {
     }
 
     pub(crate) fn give_external_gids(&mut self, gids: Vec<(VnicId, Option<Gid>)>) {
-        self.worker.send(SetExternalGids { gids });
+        for (shard, worker) in self.workers.all() {
+            let gids: Vec<_> = gids.iter().copied().filter(|(vnic, _)| vnic.shard() == shard).collect();
+            if !gids.is_empty() {
+                worker.send(SetExternalGids { gids });
+            }
+        }
     }
 }

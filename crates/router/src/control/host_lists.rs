@@ -3,7 +3,6 @@
 use crate::api::plane::{PageNetworks, PageVnics, ReplyTo, Serve};
 use crate::base::slab::Key;
 use crate::control::thread::Control;
-use crate::dataplane::command::ReadVnics;
 use freeflow_engine::VnicId;
 use freeflow_hostnet::inventory::{Inventory, Vnic};
 use freeflow_orchestrator::NetworkEntry;
@@ -56,7 +55,7 @@ impl Serve<PageVnics> for Control {
         let next = cut(&mut found, |(id, _)| id);
         let (keys, vnics): (Vec<Key>, Vec<VnicId>) =
             found.into_iter().filter_map(|(_, key)| Some((key, self.vnics.get(key)?.engine_id))).unzip();
-        self.ask(ReadVnics { vnics, counts_direct }, move |control, numbers| {
+        self.read_vnics(vnics, counts_direct, move |control, numbers| {
             let statuses =
                 keys.into_iter().zip(&numbers).filter_map(|(key, numbers)| control.vnic_status(key, numbers));
             reply.give((statuses.collect(), next));

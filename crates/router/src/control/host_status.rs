@@ -7,15 +7,20 @@ use crate::control::vnics::add;
 use crate::dataplane::command::ReadStatus;
 use crate::dataplane::meters::WorkerStatus;
 use crate::peering::PeersFile;
+use freeflow_engine::VnicId;
 use freeflow_orchestrator::{Reason, Refusal};
 use freeflow_protocol::admin::{Counters, PeersStatus, RouterStatus};
+use freeflow_shm::cpu_count;
 use std::sync::atomic::Ordering::Relaxed;
 
 impl Control {
     pub(crate) fn router_status(&mut self, finish: impl FnOnce(RouterStatus) + Send + 'static) {
-        let sleeping = self.worker.waker.is_sleeping();
-        let vnics = self.vnics.iter().map(|(_, vnic)| vnic.engine_id).collect();
-        self.ask(ReadStatus { vnics }, move |control, counted| finish(control.describe_router(sleeping, &counted)));
+        let sleeping = self.workers.all().all(|(_, worker)| worker.waker.is_sleeping());
+        let all: Vec<VnicId> = self.vnics.iter().map(|(_, vnic)| vnic.engine_id).collect();
+        let command = |shard| ReadStatus { vnics: all.iter().copied().filter(|vnic| vnic.shard() == shard).collect() };
+        self.ask_all(command, move |control, counted| {
+            finish(control.describe_router(sleeping, &WorkerStatus::sum(counted)));
+        });
     }
 
     fn describe_router(&self, sleeping: bool, counted: &WorkerStatus) -> RouterStatus {
@@ -54,7 +59,8 @@ impl Control {
             registered_bytes: usage.registered_bytes,
             segment_count: segment_count as u32,
             segment_bytes,
-            worker_count: counted.worker_count,
+            worker_count: self.config.copy_threads.worker_count(cpu_count()),
+            shard_count: self.workers.count().into(),
             moved_bytes: counted.moved_bytes,
             worker_cpu_us: counted.cpu_us,
             peer_count: peers.len() as u32,

@@ -18,15 +18,48 @@ use freeflow_engine::SessionId;
 use freeflow_shm::monotonic_ns;
 use freeflow_verbs::{Instant, VerbsError};
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Messages of other threads in a row: a host that says much holds up nobody's requests.
 const TURN_MESSAGES_MAX: usize = 64;
 
 impl Control {
-    /// Has the worker execute a command, and this thread then go on with the answer.
-    pub(crate) fn ask<C: Ask>(&mut self, command: C, then: impl FnOnce(&mut Self, C::Answer) + Send + 'static) {
+    /// Has the worker of a shard execute a command, and this thread then go on with the answer.
+    pub(crate) fn ask<C: Ask>(
+        &mut self,
+        shard: u8,
+        command: C,
+        then: impl FnOnce(&mut Self, C::Answer) + Send + 'static,
+    ) {
         let ticket = Some(self.continuations.add::<C>(then));
-        self.worker.submit(Submission { ticket, command: command.into_command(), bound: None });
+        self.workers.of(shard).submit(Submission { ticket, command: command.into_command(), bound: None });
+    }
+
+    /// The same of all shards, each of which gets its own command; the answers come in order of the shards, when all
+    /// are there.
+    pub(crate) fn ask_all<C: Ask>(
+        &mut self,
+        mut command: impl FnMut(u8) -> C,
+        then: impl FnOnce(&mut Self, Vec<C::Answer>) + Send + 'static,
+    ) {
+        let count = self.workers.count();
+        let answers: Vec<Option<C::Answer>> = (0..count).map(|_| None).collect();
+        let gathered = Arc::new(Mutex::new((answers, Some(then))));
+        for shard in 0..count {
+            let gathered = gathered.clone();
+            self.ask(shard, command(shard), move |control, answer| {
+                let all = {
+                    let mut gathered = gathered.lock().unwrap_or_else(PoisonError::into_inner);
+                    let (answers, then) = &mut *gathered;
+                    answers[usize::from(shard)] = Some(answer);
+                    let complete = answers.iter().all(Option::is_some).then(|| std::mem::take(answers));
+                    complete.and_then(|answers| Some((answers, then.take()?)))
+                };
+                if let Some((answers, then)) = all {
+                    then(control, answers.into_iter().flatten().collect());
+                }
+            });
+        }
     }
 
     /// Has the worker execute a request of a connection; `finish` makes the answer.
@@ -57,7 +90,9 @@ impl Control {
         let (cancelled, deadline) = (connection.cancelled.clone(), Instant(monotonic_ns()) + COMMAND_TIME_MAX);
         let ticket = Some(self.continuations.add::<C>(then));
         let bound = Some(Bound { session, cancelled, deadline });
-        self.worker.hand_over(Some(session), Submission { ticket, command: command.into_command(), bound });
+        self.workers
+            .of(session.shard())
+            .hand_over(Some(session), Submission { ticket, command: command.into_command(), bound });
         Ok(Handled::Submitted)
     }
 
@@ -69,7 +104,9 @@ impl Control {
         then: impl FnOnce(&mut Self, C::Answer) + Send + 'static,
     ) {
         let ticket = Some(self.continuations.add::<C>(then));
-        self.worker.hand_over(Some(session), Submission { ticket, command: command.into_command(), bound: None });
+        self.workers
+            .of(session.shard())
+            .hand_over(Some(session), Submission { ticket, command: command.into_command(), bound: None });
     }
 
     /// Takes what other threads left for this one, but so many messages that requests have their turn; whether there

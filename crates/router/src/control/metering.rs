@@ -43,7 +43,7 @@ fn meter_of(entry: &VnicEntry, tenant: &str, tenant_limit: RateLimit) -> VnicMet
     }
 }
 
-fn violations_of(network: Option<NetworkId>, counts: &[AccessCounts; 2]) -> [u64; ViolationClass::ALL.len()] {
+fn violations_of(network: Option<NetworkId>, counts: &[AccessCounts]) -> [u64; ViolationClass::ALL.len()] {
     ViolationClass::ALL.map(|class| counts.iter().filter_map(|by| by.tallies.violations.get(&(network, class))).sum())
 }
 
@@ -89,8 +89,16 @@ impl Control {
         if ids.is_empty() {
             return then(MeterPage { vnics, next, read_ns: freeflow_shm::monotonic_ns() });
         }
-        let command = MeterVnics { vnics: ids, with_qps, after_qpn: qpn, counts_direct: is_first };
-        self.ask(command, move |control, MeteredVnics { vnics: counted, end }| {
+        let (first, order): (freeflow_engine::VnicId, Vec<u8>) =
+            (ids[0], ids.iter().map(|vnic| vnic.shard()).collect());
+        let command = |shard| MeterVnics {
+            vnics: ids.iter().copied().filter(|vnic| vnic.shard() == shard).collect(),
+            with_qps,
+            after_qpn: qpn.filter(|_| first.shard() == shard),
+            counts_direct: is_first,
+        };
+        self.ask_all(command, move |control, of_shards| {
+            let MeteredVnics { vnics: counted, end } = MeteredVnics::merge(of_shards, &order);
             let (mut vnics, mut next) = (vnics, next);
             if let Some((index, qpn)) = end {
                 next = Some(Position { vnic: vnics[index].id.clone(), qpn: Some(qpn) });
@@ -109,22 +117,32 @@ impl Control {
 
     /// Of each vNIC that has QPs, by id.
     pub(crate) fn meter_paths(&mut self, then: impl FnOnce(BTreeMap<String, PathCounts>) + Send + 'static) {
-        self.ask(CountPaths { rest: None, counts: BTreeMap::new() }, move |control, mut counts| {
-            let named = |(_, vnic): (_, &VnicEntry)| Some((vnic.record.id.clone(), counts.remove(&vnic.engine_id)?));
-            then(control.vnics.iter().filter_map(named).collect());
-        });
+        self.ask_all(
+            |_| CountPaths { rest: None, counts: BTreeMap::new() },
+            move |control, counts| {
+                let mut counts: BTreeMap<_, _> = counts.into_iter().flatten().collect();
+                let named =
+                    |(_, vnic): (_, &VnicEntry)| Some((vnic.record.id.clone(), counts.remove(&vnic.engine_id)?));
+                then(control.vnics.iter().filter_map(named).collect());
+            },
+        );
     }
 
     pub(crate) fn meter_host(&mut self, then: impl FnOnce(HostMeter) + Send + 'static) {
-        self.ask(MeterHost {}, move |control, counted| {
-            let meter = control.host_meter(counted);
-            then(meter);
-        });
+        self.ask_all(
+            |_| MeterHost {},
+            move |control, counted| {
+                let counted = WorkerMeter::sum(counted);
+                let meter = control.host_meter(counted);
+                then(meter);
+            },
+        );
     }
 
     fn host_meter(&mut self, mut worker: WorkerMeter) -> HostMeter {
         let peers = self.peers.status().peers;
-        let counts = [AccessCounts::by(self.cm.access()), std::mem::take(&mut worker.access)];
+        let mut counts = vec![AccessCounts::by(self.cm.access())];
+        counts.append(&mut worker.access);
         let networks = self.network_meters(&std::mem::take(&mut worker.totals), &counts);
         let access = self.access_meter(&counts);
         HostMeter {
@@ -144,7 +162,7 @@ impl Control {
         }
     }
 
-    fn network_meters(&self, totals: &BTreeMap<NetworkId, Totals>, counts: &[AccessCounts; 2]) -> Vec<NetworkMeter> {
+    fn network_meters(&self, totals: &BTreeMap<NetworkId, Totals>, counts: &[AccessCounts]) -> Vec<NetworkMeter> {
         let meter = |network: &NetworkEntry| NetworkMeter {
             tenant: network.tenant().to_owned(),
             network: network.name().to_owned(),
@@ -155,7 +173,7 @@ impl Control {
     }
 
     /// Of both threads; of networks that are there.
-    fn access_meter(&self, counts: &[AccessCounts; 2]) -> Vec<([String; 3], Tally)> {
+    fn access_meter(&self, counts: &[AccessCounts]) -> Vec<([String; 3], Tally)> {
         let networks: BTreeMap<NetworkId, &NetworkEntry> =
             self.state.networks().map(|network| (network.id, network)).collect();
         let mut sums: BTreeMap<[String; 3], Tally> = BTreeMap::new();

@@ -40,7 +40,7 @@ impl Control {
         }
         info!("the router waits otherwise", mode = Mode::from(self.mode.mode).name(), reason = self.mode.reason);
         let mode = Mode::from(self.mode.mode);
-        self.worker.send(SetMode { mode });
+        self.workers.send_all(|_| SetMode { mode });
         self.peers.set_sleeps_at_once(mode == Mode::LowCpu);
     }
 }

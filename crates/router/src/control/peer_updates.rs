@@ -5,7 +5,6 @@
 //! Connection management is the control thread's alone.
 use crate::control::message::{ControlHandle, Message};
 use crate::control::thread::Control;
-use crate::dataplane::command::{Ask, Submission, UpdatePeers};
 use crate::peering::{Sink, Update};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -72,8 +71,7 @@ impl Control {
         let of_control: Vec<Update> = updates.iter().filter(|update| is_controls(update)).cloned().collect();
         let of_worker: Vec<Update> = updates.into_iter().filter(|update| !is_cm(update)).collect();
         if !of_worker.is_empty() {
-            let command = UpdatePeers { updates: of_worker, backlog: backlog.of_worker.clone() };
-            self.worker.hand_over(None, Submission { ticket: None, command: command.into_command(), bound: None });
+            self.update_peers(of_worker, &backlog.of_worker);
         }
         for update in of_control {
             self.handle_peers_update(update);

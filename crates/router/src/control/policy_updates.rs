@@ -44,7 +44,10 @@ impl Control {
 
     fn submit_changes(&mut self, policy: PolicyChanges) {
         if !policy.is_empty() {
-            self.worker.send(SetPolicy { policy });
+            let policies = self.policies_of_shards(policy);
+            for ((_, worker), policy) in self.workers.all().zip(policies) {
+                worker.send(SetPolicy { policy });
+            }
         }
     }
 }

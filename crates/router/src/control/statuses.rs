@@ -3,7 +3,6 @@ use crate::config::Mode;
 use crate::control::resources;
 use crate::control::thread::Control;
 use crate::control::vnic_entry::directory;
-use crate::dataplane::command::ReadVnics;
 use crate::dataplane::meters::VnicNumbers;
 use freeflow_engine::{Refused, VnicId};
 use freeflow_orchestrator::access::{Known, Party, Selectors};
@@ -161,7 +160,7 @@ impl Control {
         next: impl FnOnce(&mut Control, Gathering, BTreeMap<String, VnicNumbers>) + Send + 'static,
     ) {
         let (ids, vnics): (Vec<String>, Vec<VnicId>) = asked.into_iter().unzip();
-        self.ask(ReadVnics { vnics, counts_direct: false }, move |control, numbers| {
+        self.read_vnics(vnics, false, move |control, numbers| {
             next(control, gathering, ids.into_iter().zip(numbers).collect());
         });
     }

@@ -22,15 +22,17 @@ use crate::control::device::device_attributes;
 use crate::control::external::{self, ExternalPolicy};
 use crate::control::message::{ControlHandle, Message};
 use crate::control::passes::Passes;
+use crate::control::placement::{Place, Placement};
 use crate::control::policy::AppliedPolicy;
 use crate::control::session::Handled;
 use crate::control::session::{Answer, Connection, Phase};
+use crate::control::shards::HeldUpdates;
 use crate::control::store_slot::Storing;
 use crate::control::sysfs_counters::Publisher;
 use crate::control::vnic_entry::VnicEntry;
 use crate::dataplane::command::{CreateSession, DestroySession};
 use crate::dataplane::event::Event;
-use crate::dataplane::handle::WorkerHandle;
+use crate::dataplane::handle::Workers;
 use crate::memory::page_table::PageTable;
 use crate::network_reconciler::Notifier;
 use crate::peering::{Peers, PeersHandle};
@@ -124,7 +126,11 @@ pub struct Control {
     pub(crate) started: Instant,
     pub(crate) epoll: OwnedFd,
     pub(crate) waker: Arc<Waker>,
-    pub(crate) worker: WorkerHandle,
+    /// One for each shard.
+    pub(crate) workers: Workers,
+    pub(crate) placement: Placement,
+    /// News of other hosts that come behind a key which not all shards have yet.
+    pub(crate) held_updates: Option<HeldUpdates>,
     pub(crate) continuations: Continuations<Self>,
     pub(crate) events: Receiver<Event>,
     pub(crate) messages: Receiver<Message>,
@@ -133,8 +139,9 @@ pub struct Control {
     pub(crate) connections: Slab<Connection>,
     pub(crate) vnics: Slab<VnicEntry>,
     pub(crate) vnics_by_id: BTreeMap<String, Key>,
-    /// vNICs that the worker has yet to make, by id: which making of it that is, and what the worker has made.
-    pub(crate) making: BTreeMap<String, (u64, Arc<OnceLock<VnicId>>)>,
+    /// vNICs that the worker has yet to make, by id: which making of it that is, its
+    /// place, and what the worker has made.
+    pub(crate) making: BTreeMap<String, (u64, Place, Arc<OnceLock<VnicId>>)>,
     pub(crate) next_making: u64,
     /// Which declared vNICs containers have, and the containers' names.
     pub(crate) occupied: BTreeMap<String, String>,
@@ -179,7 +186,7 @@ pub struct Control {
 /// Parts that the control thread starts with.
 pub(crate) struct ControlParts {
     pub config: Config,
-    pub worker: WorkerHandle,
+    pub workers: Workers,
     pub events: Receiver<Event>,
     pub messages: Receiver<Message>,
     pub own: ControlHandle,
@@ -196,14 +203,17 @@ pub(crate) struct ControlParts {
 impl Control {
     pub(crate) fn new(parts: ControlParts) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let cm = Cm::new(parts.peers.clone(), parts.worker.clone())?;
+        let cm = Cm::new(parts.peers.clone(), parts.workers.first().clone())?;
         let mode = Decision { mode: parts.config.mode.into(), reason: "asked for".into() };
+        let placement = Placement::new(parts.workers.count(), parts.config.shard_by);
         let control = Self {
             config: parts.config,
             started: Instant(freeflow_shm::monotonic_ns()),
             epoll,
             waker: parts.own.waker.clone(),
-            worker: parts.worker,
+            placement,
+            held_updates: None,
+            workers: parts.workers,
             continuations: Continuations::default(),
             events: parts.events,
             messages: parts.messages,
@@ -498,7 +508,7 @@ impl Control {
             protocol,
             layout_version: LAYOUT_VERSION,
             device: device_attributes(&vnic.record, network.id),
-            gids: external::gids(&vnic.record, self.external.gid(&vnic.record.network)),
+            gids: external::gids(&vnic.record, self.external_gid(&vnic.record.network, vnic.engine_id.shard())),
             network: vnic.record.network.clone(),
             vnic: vnic.record.id.clone(),
             session_segment_bytes: session::BYTES as u64,
@@ -517,8 +527,8 @@ impl Control {
         let connection = self.connections.get(key).ok_or(VerbsError::DeviceFatal)?;
         let ranges = self.vnic_of(key).map(|vnic| vnic.account.ranges.clone()).unwrap_or_default();
         let memory = PageTable::new(connection.process.memory(), ranges);
-        // No session has a name yet; the command is known by its ticket.
-        let nobody = SessionId { index: u32::MAX, generation: u32::MAX };
+        // No session has a name yet but that of its shard; the command is known by its ticket.
+        let nobody = SessionId { index: u32::MAX, generation: id.generation };
         let command = CreateSession { vnic: id, features: protocol.features, segment, kick, memory };
         self.submit_with((key, nobody), command, move |control, session| {
             if session.is_ok() {
@@ -575,7 +585,9 @@ impl Control {
         if self.may_log(&vnic) {
             info!("session ends", vnic = vnic, pid = pid);
         }
-        self.ask(DestroySession { session }, move |control, held| control.free(&vnic, (held, objects.into_memory())));
+        self.ask(session.shard(), DestroySession { session }, move |control, held| {
+            control.free(&vnic, (held, objects.into_memory()))
+        });
     }
 
     /// Drops what holds a tenant's memory, without waiting for it. It is charged to the tenant until then.

@@ -6,14 +6,14 @@ use crate::audit::Audit;
 use crate::base::deferred_drop::Closer;
 use crate::base::log::Lines;
 use crate::base::slab::Key;
-use crate::config::{Config, Mode};
+use crate::config::{Config, Mode, ShardBy};
 use crate::control::message::ControlHandle;
 use crate::control::session::Handled;
 use crate::control::session::{Connection, Objects, Phase};
 use crate::control::thread::{Control, ControlParts};
 use crate::control::vnic_entry::{Record, VnicEntry};
 use crate::control::vnics::new_vnic;
-use crate::dataplane::handle::WorkerHandle;
+use crate::dataplane::handle::{WorkerHandle, Workers};
 use crate::dataplane::lone_worker::{LoneWorker, create_session};
 use crate::dataplane::wire_options::WireOptions;
 use crate::dataplane::worker::Worker;
@@ -69,6 +69,8 @@ fn config(directory: &Path) -> Config {
         near_halves: None,
         mode: Mode::LowCpu,
         copy_threads: CopyThreadOptions::default(),
+        shard_count: 1,
+        shard_by: ShardBy::Tenant,
         cpu: None,
         host: "test".into(),
         bridge: "none".into(),
@@ -103,7 +105,7 @@ fn control_and_worker(directory: &Path) -> (Control, Worker) {
     let (store, state) = open_state_dir(directory).unwrap();
     let control = Control::new(ControlParts {
         config: config(directory),
-        worker: WorkerHandle { commands, waker, lock: Arc::default() },
+        workers: Workers::new(vec![WorkerHandle { commands, waker, lock: Arc::default() }]),
         events,
         messages: messages_end,
         own: ControlHandle { messages, waker: control_waker },
@@ -141,6 +143,7 @@ impl Rig {
         let entry = VnicEntry {
             cm: control.cm.attach(NETWORK, (record.gid(), None), None),
             record,
+            place: control.placement.place("", (NETWORK, Vec::new()), crate::control::placement::Ties::default()),
             shaping: Shaping::default(),
             engine_id,
             listener: null(),

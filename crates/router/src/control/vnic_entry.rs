@@ -5,6 +5,7 @@ use crate::admission::violations::{Resource, Share};
 use crate::attachment::Attachment;
 use crate::base::deferred_drop::Closer;
 use crate::base::log::Lines;
+use crate::control::placement::Place;
 use freeflow_cm::VnicRef;
 use freeflow_engine::VnicId;
 use freeflow_verbs::{Gid, Shaping, VnicLimits};
@@ -45,6 +46,7 @@ impl Record {
 
 pub struct VnicEntry {
     pub record: Record,
+    pub place: Place,
     /// Limits of its requests, as last sent to the worker.
     pub shaping: Shaping,
     pub engine_id: VnicId,

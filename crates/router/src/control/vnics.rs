@@ -9,6 +9,8 @@ use crate::base::log::{Lines, info, warning};
 use crate::base::slab::Key;
 use crate::control::admin_connection::AdminDone;
 use crate::control::external;
+use crate::control::placement::Place;
+use crate::control::shards::{parties, routes};
 use crate::control::store_slot::QueuedCommand;
 use crate::control::sysfs;
 use crate::control::sysfs_counters::remove_tree;
@@ -98,23 +100,29 @@ fn gone() -> AdminReply {
 impl Control {
     /// After a restart: what the networks' policies were, so that it holds before anybody connects,
     /// and the sockets of the vNICs that were there. Runs before the worker has its thread.
-    pub fn restore_vnics(&mut self, worker: &mut Worker) -> io::Result<()> {
+    pub(crate) fn restore_vnics(&mut self, workers: &mut [Worker]) -> io::Result<()> {
         let now = Instant(freeflow_shm::monotonic_ns());
         self.sweep_directories()?;
-        worker.set_policy(now, &self.applied.change(&self.state));
-        self.restore_access(worker);
+        // Before any vNIC has its place: limits of what is spread are divided.
+        let changes = self.applied.change(&self.state);
+        self.restore_access(workers);
         let ids: Vec<String> = self.state.vnics().map(|vnic| vnic.id().to_owned()).collect();
-        let mut shapings = Vec::with_capacity(ids.len());
+        let mut shapings = vec![Vec::new(); workers.len()];
         for id in ids {
             let Some((network, record, shaping)) = self.record_of(&id) else { continue };
-            let external = self.external.gid(&record.network);
-            let vnic = new_vnic(network, &record, external);
-            let engine_id = worker.create_vnic(&vnic).map_err(io::Error::other)?;
-            shapings.push((engine_id, shaping));
+            let place = self.place(network, &record);
+            let shard = usize::from(place.shard);
+            let vnic = new_vnic(network, &record, self.external_gid(&record.network, place.shard));
+            let engine_id = workers[shard].create_vnic(&vnic).map_err(io::Error::other)?;
+            shapings[shard].push((engine_id, shaping));
             let listener = self.prepare_vnic(&record.id)?;
-            self.insert_vnic((record, shaping), engine_id, listener)?;
+            self.insert_vnic((record, shaping, place), engine_id, listener)?;
         }
-        worker.set_shapings(now, &[], &shapings);
+        let policies = self.policies_of_shards(changes);
+        for ((worker, policy), shapings) in workers.iter_mut().zip(policies).zip(shapings) {
+            worker.set_policy(now, &policy);
+            worker.set_shapings(now, &[], &shapings);
+        }
         Ok(())
     }
 
@@ -146,12 +154,12 @@ impl Control {
         Some((network, record, self.state.shaping_of(vnic)))
     }
 
-    fn insert_vnic(&mut self, of: (Record, Shaping), engine_id: VnicId, listener: OwnedFd) -> io::Result<Key> {
-        let (record, shaping) = of;
+    fn insert_vnic(&mut self, of: (Record, Shaping, Place), engine_id: VnicId, listener: OwnedFd) -> io::Result<Key> {
+        let (record, shaping, place) = of;
         let id = record.id.clone();
         let network = self.state.network(&record.network).ok_or_else(|| io::Error::other("no such network"))?;
         let identity = identity_of(&record);
-        let external = self.external.gid(&record.network);
+        let external = self.external_gid(&record.network, place.shard);
         let cm = self.cm.attach(network.id, (record.gid(), record.ipv6_gid()), external);
         self.cm.access().set_network(network.id, &record.network);
         for gid in record.gids() {
@@ -160,9 +168,15 @@ impl Control {
         }
         let tree = sysfs::directory(&directory(&self.config.run_dir, &id));
         self.sysfs.add(engine_id, tree, &record, network.id, &external::gids(&record, external));
+        let gids: Vec<Gid> = record.gids().collect();
+        let own = engine_id.shard();
+        self.name_network(own, network.id, &record.network);
+        self.tell_siblings(own, &routes(network.id, &gids, Some(own)));
+        self.tell_siblings(own, &parties(network.id, &gids, Some(&identity)));
         let (account, closer) = (Arc::new(Account::new(self.commons.clone())), Arc::<Closer>::default());
         let entry = VnicEntry {
             record,
+            place,
             shaping,
             engine_id,
             listener,
@@ -238,10 +252,13 @@ impl Control {
     /// When all is done that the worker was asked for until now.
     fn after_worker(&mut self, then: impl FnOnce(&mut Control) + Send + 'static) -> AdminDone {
         self.admin_busy = true;
-        self.ask(Fence {}, move |control, ()| {
-            control.admin_busy = false;
-            then(control);
-        });
+        self.ask_all(
+            |_| Fence {},
+            move |control, _| {
+                control.admin_busy = false;
+                then(control);
+            },
+        );
         AdminDone::Later
     }
 
@@ -258,13 +275,14 @@ impl Control {
     /// A vNIC was stored: the worker makes it.
     pub(crate) fn make_vnic(&mut self, id: &str, listener: OwnedFd) {
         let Some((network, record, shaping)) = self.record_of(id) else { return };
-        let external = self.external.gid(&record.network);
+        let at = self.place(network, &record);
+        let (shard, external) = (at.shard, self.external_gid(&record.network, at.shard));
         self.next_making += 1;
         let making = self.next_making;
         let place = Arc::new(OnceLock::new());
-        self.making.insert(id.into(), (making, place.clone()));
+        self.making.insert(id.into(), (making, at, place.clone()));
         let command = CreateVnic { vnic: new_vnic(network, &record, external), shaping, place };
-        self.ask(command, move |control, made| {
+        self.ask(shard, command, move |control, made| {
             control.finish_making(making, (record, shaping, external), listener, made);
         });
     }
@@ -277,20 +295,23 @@ impl Control {
         made: Result<VnicId, VerbsError>,
     ) {
         let (id, address) = (record.id.clone(), record.address);
-        if self.making.get(&id).is_none_or(|(latest, _)| *latest != making) {
-            // It was deleted meanwhile, and may be there again: `end_vnic` saw to this one.
-            return;
-        }
-        self.making.remove(&id);
+        let place = match self.making.remove(&id) {
+            Some((latest, place, _)) if latest == making => place,
+            other => {
+                // It was deleted meanwhile, and may be there again: `end_vnic` saw to this one.
+                self.making.extend(other.map(|other| (id, other)));
+                return;
+            }
+        };
         // The peers file or the network may say another thing since.
-        let external_now = self.external.gid(&record.network);
+        let external_now = self.external_gid(&record.network, place.shard);
         if let Ok(engine_id) = made
             && external_now != external
         {
             self.give_external_gids(vec![(engine_id, external_now)]);
         }
         let inserted = match made {
-            Ok(engine_id) => self.insert_vnic((record, shaping), engine_id, listener),
+            Ok(engine_id) => self.insert_vnic((record, shaping, place.clone()), engine_id, listener),
             Err(error) => Err(io::Error::other(error)),
         };
         match inserted {
@@ -302,6 +323,7 @@ impl Control {
             }
             Err(error) => {
                 warning!("a vNIC was refused", vnic = id, error = error);
+                self.placement.leave(&place);
                 self.when_stored(QueuedCommand::ForgetVnic { id });
             }
         }
@@ -310,9 +332,11 @@ impl Control {
     /// It is stored that a vNIC is gone: nobody finds it any more, its sessions end, and then it has no address.
     pub(crate) fn end_vnic(&mut self, id: &str) {
         self.occupied.remove(id);
-        if let Some((_, place)) = self.making.remove(id) {
+        if let Some((_, at, place)) = self.making.remove(id) {
             // Behind its making, and before the making of the next one that has its address.
-            self.destroy_vnic(VnicName::Making(place), id.into(), 0, |_| {});
+            self.destroy_vnic(at.shard, VnicName::Making(place), id.into(), 0, move |control| {
+                control.placement.leave(&at);
+            });
         }
         let Some((key, engine_id)) =
             self.vnics_by_id.remove(id).and_then(|key| Some((key, self.vnics.get(key)?.engine_id)))
@@ -327,12 +351,13 @@ impl Control {
         }
         self.sysfs.remove(engine_id);
         self.remove_directory(id);
-        self.destroy_vnic(VnicName::Known(engine_id), id.into(), malformed, move |control| {
+        self.destroy_vnic(engine_id.shard(), VnicName::Known(engine_id), id.into(), malformed, move |control| {
             let Some(entry) = control.vnics.remove(key) else { return };
             control.cm.detach(entry.cm);
             for gid in entry.record.gids() {
                 control.peers.detached(&entry.record.network, gid);
             }
+            control.forget_at_siblings(&entry.place);
             info!("vNIC detached", vnic = entry.record.id);
             let VnicEntry { closer, listener, attachment, .. } = entry;
             // With all that was never accepted, or not identified yet.
@@ -342,12 +367,13 @@ impl Control {
 
     fn destroy_vnic(
         &mut self,
+        shard: u8,
         vnic: VnicName,
         id: String,
         malformed: u64,
         then: impl FnOnce(&mut Control) + Send + 'static,
     ) {
-        self.ask(DestroyVnic { vnic }, move |control, destroyed| {
+        self.ask(shard, DestroyVnic { vnic }, move |control, destroyed| {
             if let Some(destroyed) = destroyed {
                 let DestroyedVnic { numbers, sessions, vnic, error } = *destroyed;
                 drop(vnic);
@@ -374,12 +400,15 @@ impl Control {
             return AdminDone::Reply(gone());
         };
         let engine_id = entry.engine_id;
-        self.ask_for(admin, ReadVnics { vnics: vec![engine_id], counts_direct: false }, move |control, numbers| {
-            match numbers.first().and_then(|numbers| control.vnic_status(key, numbers)) {
+        self.ask_for(
+            admin,
+            engine_id.shard(),
+            ReadVnics { vnics: vec![engine_id], counts_direct: false },
+            move |control, numbers| match numbers.first().and_then(|numbers| control.vnic_status(key, numbers)) {
                 Some(status) => AdminReply::Vnic(status),
                 None => gone(),
-            }
-        })
+            },
+        )
     }
 
     pub(crate) fn vnic_status(&self, key: Key, numbers: &VnicNumbers) -> Option<VnicStatus> {
@@ -401,6 +430,7 @@ impl Control {
             mr_count: numbers.usage.mrs,
             registered_bytes: numbers.usage.registered_bytes,
             worker: numbers.worker,
+            shard: entry.engine_id.shard().into(),
             failed: entry.failed.filter(|_| numbers.is_failed).map(str::to_owned),
             counters: numbers.counters(entry.malformed_messages),
         })

@@ -9,6 +9,7 @@ use crate::control::thread::Control;
 use crate::control::vnics::failed_io;
 use crate::dataplane::capture::{self, Limits, Outcome};
 use crate::dataplane::command::{BeginCapture, EndCapture, ReadWireStatus, SetWireFaults};
+use crate::dataplane::wire_status::merge_wire;
 use freeflow_orchestrator::{Reason, Refusal};
 use freeflow_protocol::admin::{AdminErrorCode, AdminReply, WireFaults, WireStatus};
 use std::fs::File;
@@ -46,7 +47,7 @@ impl Control {
         after_qpn: Option<u32>,
         finish: impl FnOnce((WireStatus, bool)) + Send + 'static,
     ) {
-        self.ask(ReadWireStatus { after_qpn }, |_, status| finish(status));
+        self.ask_all(|_| ReadWireStatus { after_qpn }, |_, statuses| finish(merge_wire(statuses)));
     }
 
     /// Loses, delays or spoils packets on purpose from now on; `None`: no more.
@@ -60,14 +61,18 @@ impl Control {
             Some(faults) => ("begun", faults_text(faults)),
             None => ("ended", String::new()),
         };
-        self.ask(SetWireFaults { faults }, move |control, set| {
-            let result = if set { Ok(()) } else { Err(no_wire()) };
-            if set {
-                log_faults(faults);
-            }
-            control.note_result(who, "wire-faults", (outcome, detail), &result);
-            finish(result);
-        });
+        self.ask_all(
+            move |_| SetWireFaults { faults },
+            move |control, set| {
+                let set = set.contains(&true);
+                let result = if set { Ok(()) } else { Err(no_wire()) };
+                if set {
+                    log_faults(faults);
+                }
+                control.note_result(who, "wire-faults", (outcome, detail), &result);
+                finish(result);
+            },
+        );
     }
 
     /// Begins a capture into `into`; the reply comes when it is over.
@@ -109,13 +114,13 @@ impl Control {
             Err(error) => return Some(failed_io("can't begin a capture", &error)),
         };
         self.capturing = true;
-        self.worker.send(BeginCapture { sink });
+        self.workers.send_all(|_| BeginCapture { sink: Box::new(sink.clone()) });
         None
     }
 
     pub(crate) fn finish_capture(&mut self, key: Key, who: Who, outcome: Outcome) {
         self.capturing = false;
-        self.worker.send(EndCapture {});
+        self.workers.send_all(|_| EndCapture {});
         let Outcome { packets, lost, error } = outcome;
         let error = error.map(|error| error.to_string());
         let why = error.as_ref().map_or(String::new(), |error| format!(" error={error:?}"));

@@ -36,8 +36,9 @@ pub struct Outcome {
     pub error: Option<io::Error>,
 }
 
-/// The worker's end.
-struct Sink {
+/// The end of each worker.
+#[derive(Clone)]
+pub struct Sink {
     queue: SyncSender<Vec<u8>>,
     lost: Arc<AtomicU64>,
 }
@@ -59,7 +60,7 @@ pub fn start(
     interface: &str,
     limits: Limits,
     done: impl FnOnce(Outcome) + Send + 'static,
-) -> io::Result<Box<dyn CaptureSink>> {
+) -> io::Result<Sink> {
     let (queue, packets) = sync_channel(QUEUE_PACKETS_MAX);
     let lost = Arc::new(AtomicU64::new(0));
     let sink = Sink { queue, lost: lost.clone() };
@@ -73,7 +74,7 @@ pub fn start(
         done(Outcome { packets: writer.written, lost: lost.load(Relaxed), error });
     };
     std::thread::Builder::new().name("ff-capture".into()).spawn(body)?;
-    Ok(Box::new(sink))
+    Ok(sink)
 }
 
 struct Writer {
@@ -158,7 +159,7 @@ mod tests {
         let (done, outcome) = channel();
         let limits = Limits { packet_count_max: Some(3), time_max: None };
         let mut sink = start(File::from(writer), "test", limits, move |outcome| done.send(outcome).unwrap()).unwrap();
-        (0..5).for_each(|_| show(&mut *sink, &[7; 32]));
+        (0..5).for_each(|_| show(&mut sink, &[7; 32]));
         let outcome = outcome.recv().unwrap();
         assert!(outcome.packets == 3 && outcome.error.is_none(), "{outcome:?}");
         let mut bytes = Vec::new();
@@ -172,7 +173,7 @@ mod tests {
         let (done, outcome) = channel();
         let mut sink =
             start(File::from(writer), "test", Limits::default(), move |outcome| done.send(outcome).unwrap()).unwrap();
-        (0..2 * QUEUE_PACKETS_MAX).for_each(|_| show(&mut *sink, &[7; 4096]));
+        (0..2 * QUEUE_PACKETS_MAX).for_each(|_| show(&mut sink, &[7; 4096]));
         drop(reader);
         let outcome = outcome.recv().unwrap();
         assert!(outcome.lost > 0 && outcome.error.is_none(), "{outcome:?}");

@@ -21,10 +21,11 @@ use crate::memory::page_table::{Origin, PageTable};
 use crate::peering::{Mad, Update};
 use freeflow_backend::CaptureSink;
 use freeflow_engine::{
-    AhId, ContextId, CqId, MrId, MrKeys, MwId, PdId, QpId, QpInit, Refusal, SessionId, SrqId, VnicId, XrcdId,
+    AhId, ContextId, CqId, HostId, MrId, MrKeys, MwId, PdId, QpId, QpInit, Refusal, SessionId, SrqId, VnicId, XrcdId,
 };
 use freeflow_protocol::admin::{DataPath, WireFaults, WireStatus};
 use freeflow_protocol::library::Handle;
+use freeflow_protocol::peer::SealSecret;
 use freeflow_shm::{CompletionProducer, Doorbell, RequestConsumer, Segment, SessionSegment};
 use freeflow_verbs::{
     Access, AddressHandleAttributes, Duration, FileIdentity, Gid, Instant, NetworkId, NetworkLimits, QpAttributeMask,
@@ -35,7 +36,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// A command of a session that is not done by then is refused with ETIMEDOUT. Copies end, or fail
 /// their vNIC, well before.
@@ -387,7 +388,7 @@ commands! {
         /// Nothing: its answer comes when all is done that was asked for before.
         Fence {} -> ();
         /// The same, said to a thread of the REST server.
-        Probe { answer: tokio::sync::oneshot::Sender<()> } -> ();
+        Probe { answer: ProbeAnswer } -> ();
         DestroySession { session: SessionId } -> DeferredDrop;
         /// A peer has agreed to a connection: on to RTS. False: the QP is as it was.
         PrepareQp { changes: QpChanges } -> bool;
@@ -399,11 +400,15 @@ commands! {
         DestroyVnic { vnic: VnicName } -> Option<Box<DestroyedVnic>>;
         SetExternalGids { gids: Vec<(VnicId, Option<Gid>)> } -> ();
         SetVnicIdentity { network: NetworkId, gids: Vec<Gid>, identity: Arc<VnicIdentity> } -> ();
+        /// A network with vNICs in another shard.
+        NameNetwork { network: NetworkId, name: String } -> ();
         SetAccessRules { rules: Arc<Rules>, gone: Vec<NetworkId> } -> ();
         SetPolicy { policy: PolicyChanges } -> ();
         SetMode { mode: Mode } -> ();
         /// Updates from other hosts' routers; `backlog` is lowered by as many.
         UpdatePeers { updates: Vec<Update>, backlog: Arc<AtomicUsize> } -> ();
+        /// A sealed host has a key that it will seal with. False: it is none.
+        AcceptSealKey { host: HostId, id: u32, in_use: Option<u32>, secret: SealSecret } -> bool;
         /// A datagram of connection management, to a machine without FreeFlow.
         SendManagement { to: Gid, mad: Box<Mad>, backlog: Arc<AtomicUsize> } -> ();
         BeginCapture { sink: Box<dyn CaptureSink> } -> ();
@@ -432,6 +437,29 @@ commands! {
     }
 }
 
+/// Answered by the last of so many workers that executes a [`Probe`].
+#[derive(Clone)]
+pub(crate) struct ProbeAnswer(Arc<Mutex<(u8, Option<tokio::sync::oneshot::Sender<()>>)>>);
+
+impl ProbeAnswer {
+    pub fn new(answer: tokio::sync::oneshot::Sender<()>, worker_count: u8) -> Self {
+        Self(Arc::new(Mutex::new((worker_count, Some(answer)))))
+    }
+
+    /// This worker has executed it. (Each comes once; none keeps the lock for longer than this.)
+    pub fn give(self) {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (left, answer) = &mut *state;
+        *left = left.saturating_sub(1);
+        if *left == 0
+            && let Some(answer) = answer.take()
+        {
+            // The thread that asked may have gone.
+            let _ = answer.send(());
+        }
+    }
+}
+
 /// A vNIC as the worker needs it.
 #[derive(Clone)]
 pub(crate) struct NewVnic {
@@ -453,7 +481,7 @@ impl NewVnic {
 }
 
 /// Changes of networks, tenants and vNICs.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct PolicyChanges {
     pub data_paths: Vec<(NetworkId, DataPath)>,
     pub network_limits: Vec<(NetworkId, NetworkLimits)>,

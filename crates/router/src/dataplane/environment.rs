@@ -2,6 +2,7 @@
 //! between processes.
 use crate::dataplane::event_pipes::Sent;
 use crate::dataplane::ports::Ports;
+use crate::dataplane::siblings::shard_of;
 use crate::dataplane::xrc_targets::Viewer;
 use crate::peering::Mad;
 use freeflow_engine::{
@@ -250,6 +251,20 @@ impl Policy for Ports {
     }
 
     fn report_violation(&mut self, violation: &Violation) {
-        self.access.note_violation(violation);
+        // A QPN that nobody has here may be one of another shard's.
+        let is_passed_on = self.fabric.siblings.is_some() && {
+            let at = (self.access.network_at(violation.network, violation.to), violation.to);
+            let is_here = self.fabric.routes.get(&at).is_none_or(|&host| shard_of(host).is_some());
+            is_here && self.fabric.siblings.as_mut().is_some_and(|siblings| siblings.ask_whose_qpn(violation))
+        };
+        if !is_passed_on {
+            self.access.note_violation(violation);
+        }
+    }
+
+    fn report_unknown_key(&mut self, own: NetworkId, attempt: &Violation) {
+        if let Some(siblings) = &mut self.fabric.siblings {
+            siblings.ask_whose_key(own, attempt);
+        }
     }
 }

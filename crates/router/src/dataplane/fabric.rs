@@ -13,6 +13,8 @@
 //! can make this grow by asking.
 use crate::base::log::warning;
 use crate::dataplane::bursts::Unsent;
+use crate::dataplane::shard_groups::ShardGroups;
+use crate::dataplane::siblings::{Siblings, shard_of};
 use crate::peering::{ExternalPeers, Mad, PeersHandle, Settings};
 use freeflow_backend::{Peer, PeerIndex, Udp, frame_payload, path_mtu};
 use freeflow_engine::{Destination, HostId, PeerAnswer, PeerInfo};
@@ -126,6 +128,9 @@ impl Host {
 #[derive(Default)]
 pub struct Fabric {
     pub(crate) udp: Option<Box<Udp>>,
+    /// The other shards of this router, if there are any.
+    pub(crate) siblings: Option<Box<Siblings>>,
+    pub(crate) shard_groups: ShardGroups,
     pub(crate) peers: PeersHandle,
     /// This host's address, for packets.
     pub(crate) address: Option<IpAddr>,
@@ -196,9 +201,34 @@ impl Fabric {
         self.peers = peers;
     }
 
-    /// Hosts by number, and their addresses.
+    /// Whether some path leads past this engine.
+    #[inline]
+    pub fn has_hosts(&self) -> bool {
+        self.is_open() || self.siblings.is_some()
+    }
+
+    /// The other shards of this router, which are known like hosts.
+    pub(crate) fn set_siblings(&mut self, siblings: Siblings) {
+        for id in siblings.hosts() {
+            self.hosts.insert(id, Host::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), None));
+        }
+        self.siblings = Some(Box::new(siblings));
+    }
+
+    /// Says to a host, or another shard, what is behind a QPN of ours.
+    pub(crate) fn notify(&self, host: HostId, qpn: Qpn, info: Option<PeerInfo>) {
+        match (shard_of(host), &self.siblings) {
+            (Some(shard), Some(siblings)) => siblings.notify(shard, qpn, info),
+            _ => self.peers.notify(host, qpn, info),
+        }
+    }
+
+    /// Other hosts by number, and their addresses.
     pub fn hosts(&self) -> impl Iterator<Item = (HostId, IpAddr, bool)> {
-        self.hosts.iter().map(|(&id, host)| (id, host.address, host.external.is_some()))
+        self.hosts
+            .iter()
+            .filter(|(id, _)| shard_of(**id).is_none())
+            .map(|(&id, host)| (id, host.address, host.external.is_some()))
     }
 
     pub(crate) fn set_host(
@@ -282,6 +312,9 @@ impl Fabric {
 
     /// How packets get to a host.
     pub(crate) fn destination(&self, id: HostId, flow: u32) -> Option<Destination> {
+        if shard_of(id).is_some() {
+            return self.siblings.is_some().then(|| Siblings::destination(id, flow));
+        }
         let peer = self.udp.as_ref()?.peer(PeerIndex(id.0))?;
         let (mtu, frame_bytes) = (peer.path_mtu_bytes, peer.frame_bytes);
         let (selective, records) = self.hosts.get(&id).map_or((false, false), |host| (host.selective, host.records));
@@ -291,6 +324,10 @@ impl Fabric {
 
     /// The machine without FreeFlow that has this address, if the network may talk to it.
     pub(crate) fn external_host(&mut self, network: NetworkId, gid: Gid) -> Option<HostId> {
+        // One engine keeps the claims of vNICs on such a machine's QPs.
+        if self.siblings.as_ref().is_some_and(|siblings| siblings.shard.index() != 0) {
+            return None;
+        }
         if !self.may_be_external(gid) || !self.allows_external(gid, Some(network)) {
             return None;
         }
@@ -429,7 +466,7 @@ impl Fabric {
     }
 
     pub fn note_changed(&mut self, qpn: Qpn, peer: Option<HostId>) {
-        if self.is_open() {
+        if self.has_hosts() {
             self.changed.push((qpn, peer));
         }
     }
@@ -437,8 +474,12 @@ impl Fabric {
     /// The connection of `qpn` with `peer`, which is that host's, was ended: its end hears of it
     /// too.
     pub fn notify_disconnected(&self, host: HostId, peer: Qpn, qpn: Qpn) {
-        if self.hosts.get(&host).is_some_and(|host| host.external.is_none()) {
-            self.peers.disconnected(host, peer, qpn);
+        match (shard_of(host), &self.siblings) {
+            (Some(shard), Some(siblings)) => siblings.disconnected(shard, peer, qpn),
+            _ if self.hosts.get(&host).is_some_and(|host| host.external.is_none()) => {
+                self.peers.disconnected(host, peer, qpn);
+            }
+            _ => {}
         }
     }
 
@@ -481,6 +522,14 @@ impl Fabric {
         true
     }
 
+    /// Whether what a host says of a QPN of its own is kept here: another shard may have asked.
+    pub(crate) fn keeps_answer(&self, host: HostId, qpn: Qpn, info: Option<&PeerInfo>) -> bool {
+        let Some(siblings) = self.siblings.as_ref().filter(|_| shard_of(host).is_none()) else { return true };
+        // Of one that sends datagrams its host says unasked, before they come, and any shard may have their receivers.
+        let may_be_for_us = |info: &PeerInfo| info.connected.is_none_or(|(_, own)| siblings.shard.has_qpn(own));
+        info.is_some_and(may_be_for_us) || self.hosts.get(&host).is_some_and(|host| host.known.contains_key(&qpn))
+    }
+
     pub(crate) fn set_group(&mut self, host: HostId, key: (NetworkId, Gid), qpn: Option<Qpn>) {
         match qpn {
             Some(qpn) => drop(self.groups.entry(key).or_default().insert(host, qpn)),
@@ -492,6 +541,9 @@ impl Fabric {
                     }
                 }
             }
+        }
+        if shard_of(host).is_some() {
+            self.announce_first(key);
         }
     }
 }

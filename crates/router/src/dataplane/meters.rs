@@ -11,6 +11,9 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 
+/// QPs of one page of the list: each takes a few hundred bytes.
+pub(crate) const LIST_QPS_MAX: usize = 64;
+
 /// The worker's numbers of a vNIC.
 #[derive(Clone, Copy, Default)]
 pub struct VnicNumbers {
@@ -130,7 +133,43 @@ pub(crate) struct MeteredVnics {
     pub end: Option<(usize, u32)>,
 }
 
+impl MeteredVnics {
+    /// Those of several shards, in an order that says whose each is, up to where one of them is full.
+    pub fn merge(of_shards: Vec<Self>, order: &[u8]) -> Self {
+        let mut of_shards: Vec<_> =
+            of_shards.into_iter().map(|page| (page.vnics.into_iter().enumerate(), page.end)).collect();
+        let (mut vnics, mut end) = (Vec::new(), None);
+        for &shard in order {
+            let Some((rest, end_of_shard)) = of_shards.get_mut(usize::from(shard)) else { break };
+            let Some((index, vnic)) = rest.next() else { break };
+            vnics.push(vnic);
+            if let Some((_, qpn)) = end_of_shard.filter(|&(last, _)| last == index) {
+                end = Some((vnics.len() - 1, qpn));
+                break;
+            }
+        }
+        Self { vnics, end }
+    }
+}
+
+impl QpPage {
+    /// One page of those of several shards, each of which began behind the same number.
+    pub fn merge(pages: Vec<Self>) -> Self {
+        let more = pages.iter().any(|page| page.more);
+        // Behind the end of a page that has more there may be others of its shard.
+        let ends = pages.iter().filter(|page| page.more).filter_map(|page| Some(page.rows.last()?.look.qpn));
+        let end = ends.min();
+        let mut rows: Vec<QpRow> = pages.into_iter().flat_map(|page| page.rows).collect();
+        rows.retain(|row| end.is_none_or(|end| row.look.qpn <= end));
+        rows.sort_unstable_by_key(|row| row.look.qpn);
+        let is_cut = rows.len() > LIST_QPS_MAX;
+        rows.truncate(LIST_QPS_MAX);
+        Self { rows, more: more || is_cut }
+    }
+}
+
 /// The worker's part of `Status`.
+#[derive(Default)]
 pub(crate) struct WorkerStatus {
     pub usage: Usage,
     /// Of the vNICs that were asked about.
@@ -139,6 +178,22 @@ pub(crate) struct WorkerStatus {
     pub worker_count: u32,
     pub moved_bytes: u64,
     pub cpu_us: u64,
+}
+
+impl WorkerStatus {
+    /// Of all workers of a router.
+    pub fn sum(of_workers: Vec<Self>) -> Self {
+        of_workers.into_iter().fold(Self::default(), |mut sum, more| {
+            sum.usage = sum.usage.plus(&more.usage);
+            sum.numbers.extend(more.numbers);
+            sum.direct.direct_ring_qps += more.direct.direct_ring_qps;
+            sum.direct.grant_qps += more.direct.grant_qps;
+            sum.worker_count += more.worker_count;
+            sum.moved_bytes += more.moved_bytes;
+            sum.cpu_us += more.cpu_us;
+            sum
+        })
+    }
 }
 
 /// Counts of a thread, and the rules that they belong to.
@@ -162,5 +217,65 @@ pub(crate) struct WorkerMeter {
     /// Packets that were received and that no QP acted upon, by reason.
     pub drops: Vec<Named>,
     pub totals: BTreeMap<NetworkId, Totals>,
-    pub access: AccessCounts,
+    /// Of each worker.
+    pub access: Vec<AccessCounts>,
+}
+
+impl WorkerMeter {
+    /// Of all workers of a router.
+    pub fn sum(of_workers: Vec<Self>) -> Self {
+        of_workers.into_iter().fold(Self::default(), |mut sum, more| {
+            sum.usage = sum.usage.plus(&more.usage);
+            sum.cpu_us += more.cpu_us;
+            sum.moved_bytes += more.moved_bytes;
+            add_named(&mut sum.drops, more.drops);
+            for (network, totals) in &more.totals {
+                sum.totals.entry(*network).or_default().add_totals(totals);
+            }
+            sum.access.extend(more.access);
+            sum
+        })
+    }
+}
+
+/// Adds counts to those of the same names.
+pub(crate) fn add_named(sum: &mut Vec<Named>, more: Vec<Named>) {
+    for (name, count) in more {
+        match sum.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, total)) => *total += count,
+            None => sum.push((name, count)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A page with vNICs that are known by how many QPs they hold.
+    fn page(qps: &[u32], end: Option<(usize, u32)>) -> MeteredVnics {
+        let vnic = |&qps: &u32| {
+            let usage = Usage { qps, ..Usage::default() };
+            MeteredVnic { numbers: VnicNumbers { usage, ..VnicNumbers::default() }, is_metered: false, qps: Vec::new() }
+        };
+        MeteredVnics { vnics: qps.iter().map(vnic).collect(), end }
+    }
+
+    fn merged(pages: Vec<MeteredVnics>, order: &[u8]) -> (Vec<u32>, Option<(usize, u32)>) {
+        let MeteredVnics { vnics, end } = MeteredVnics::merge(pages, order);
+        (vnics.iter().map(|vnic| vnic.numbers.usage.qps).collect(), end)
+    }
+
+    #[test]
+    fn pages_of_shards_end_where_the_first_of_them_is_full() {
+        let order = [1, 0, 1, 0];
+        assert_eq!(merged(vec![page(&[2, 4], None), page(&[1, 3], None)], &order), (vec![1, 2, 3, 4], None));
+        // A vNIC with more QPs, and one that found no room at all.
+        assert_eq!(
+            merged(vec![page(&[2, 4], None), page(&[1, 3], Some((1, 77)))], &order),
+            (vec![1, 2, 3], Some((2, 77)))
+        );
+        assert_eq!(merged(vec![page(&[2, 4], None), page(&[1], None)], &order), (vec![1, 2], None));
+        assert_eq!(merged(vec![page(&[2, 4], Some((0, 9))), page(&[1, 3], None)], &order), (vec![1, 2], Some((1, 9))));
+    }
 }

@@ -33,6 +33,8 @@ pub mod routes;
 pub mod run_queue;
 mod seals;
 pub mod shaping;
+mod shard_groups;
+pub(crate) mod siblings;
 pub(crate) mod slow_path_counts;
 pub mod table;
 pub mod totals;

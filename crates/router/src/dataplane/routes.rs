@@ -2,8 +2,9 @@
 //! [`fabric`](crate::dataplane::fabric) that concerns queue pairs, too.
 use crate::dataplane::fabric::{Agreed, EXTERNAL_GID_INDEX, Known, MAD_FLOW};
 use crate::dataplane::ports::Ports;
+use crate::dataplane::siblings::{host_of, shard_of};
 use crate::dataplane::worker::Worker;
-use crate::peering::{Mad, Update};
+use crate::peering::{Mad, SealMessage, Settings, Update};
 use freeflow_engine::{GroupChange, HostId, Path, Source, SourceBody, Token, TransmitOutcome, VnicId, management_head};
 use freeflow_protocol::peer::{FEATURE_FRAMES, FEATURE_RECORDS, FEATURE_SEALED, FEATURE_SELECTIVE};
 use freeflow_verbs::{Gid, GlobalRoute, Instant, NetworkId, Psn, Qpn};
@@ -40,7 +41,7 @@ impl Ports {
     }
 
     pub(crate) fn find_path(&mut self, vnic: VnicId, to: NetworkId, route: &GlobalRoute) -> Path {
-        if !self.fabric.is_open() {
+        if !self.fabric.has_hosts() {
             return Path::Local;
         }
         let Some(network) = self.vnics.get(vnic).map(|vnic| vnic.network) else { return Path::Local };
@@ -61,15 +62,7 @@ impl Worker {
     pub(crate) fn handle_peers_update(&mut self, now: Instant, update: Update) {
         let (fabric, engine, access) = (&mut self.ports.fabric, &mut self.engine, &mut self.ports.access);
         match update {
-            Update::Settings(settings) => {
-                fabric.handle_settings(settings);
-                // A QP that is connected to a machine without FreeFlow may have lost its
-                // permission, or have it again.
-                let external: Vec<HostId> = fabric.hosts().filter(|host| host.2).map(|host| host.0).collect();
-                for host in external {
-                    engine.handle_peer_changed(&mut self.ports, now, host, None);
-                }
-            }
+            Update::Settings(settings) => self.handle_settings(now, settings),
             Update::HostUp { host, address, icrc, epoch, agreed } => {
                 let has = |feature| agreed.features & feature != 0;
                 let (frames, sealed) = (has(FEATURE_FRAMES), has(FEATURE_SEALED));
@@ -87,7 +80,11 @@ impl Worker {
             // frames, it will say. Connections are the control thread's.
             Update::HostDown { host } => fabric.set_frame_bytes(host, 0),
             Update::Cm { .. } => {}
-            Update::SealKey { host, id, in_use, secret } => fabric.accept_key(host, now, (id, in_use), &secret),
+            Update::SealKey { host, id, in_use, secret } => {
+                if fabric.accept_key(host, now, (id, in_use), &secret) {
+                    fabric.peers.seal(host, SealMessage::Held { id });
+                }
+            }
             Update::SealKeyHeld { host, id } => fabric.use_key(host, now, id),
             Update::Shards { host, count } => fabric.set_shards(host, count),
             Update::Frames { host, payload_bytes } => fabric.set_frame_bytes(host, payload_bytes),
@@ -102,8 +99,11 @@ impl Worker {
             Update::Party { network, gid, identity } => access.set_remote(network, gid, identity),
             Update::Disconnected { host, qpn, peer } => engine.handle_disconnected(&mut self.ports, qpn, host, peer),
             Update::Peer { host, qpn, info } => {
+                let is_kept = fabric.keeps_answer(host, qpn, info.as_ref());
                 if let Some(entry) = fabric.hosts.get_mut(&host) {
-                    entry.note(qpn, Known::answered(now, info));
+                    if is_kept {
+                        entry.note(qpn, Known::answered(now, info));
+                    }
                     engine.handle_peer_changed(&mut self.ports, now, host, Some(qpn));
                 }
             }
@@ -121,8 +121,17 @@ impl Worker {
                 if info.is_some() {
                     fabric.note_notified(host, qpn);
                 }
-                fabric.peers.notify(host, qpn, info);
+                fabric.notify(host, qpn, info);
             }
+        }
+    }
+
+    fn handle_settings(&mut self, now: Instant, settings: Settings) {
+        self.ports.fabric.handle_settings(settings);
+        // A QP that is connected to a machine without FreeFlow may have lost its permission, or have it again.
+        let external: Vec<HostId> = self.ports.fabric.hosts().filter(|host| host.2).map(|host| host.0).collect();
+        for host in external {
+            self.engine.handle_peer_changed(&mut self.ports, now, host, None);
         }
     }
 
@@ -130,22 +139,33 @@ impl Worker {
     /// members here; then asks them what this turn wants to know.
     pub(crate) fn notify_peers(&mut self) {
         while let Some(GroupChange { network, group, qpn }) = self.engine.poll_group_change() {
-            self.ports.fabric.peers.group(network, group, qpn);
+            self.ports.fabric.announce_group(network, group, qpn);
+        }
+        let strangers = self.ports.fabric.siblings.as_mut().map(|siblings| siblings.strangers()).unwrap_or_default();
+        for (shard, qpn) in strangers {
+            self.ports.fabric.note_notified(host_of(shard), qpn);
+            self.ports.fabric.notify(host_of(shard), qpn, self.engine.peer_info(qpn));
         }
         let mut changed = std::mem::take(&mut self.ports.fabric.changed);
         merge_changes(&mut changed);
         for (qpn, peer) in changed.drain(..) {
             let info = self.engine.peer_info(qpn);
             let fabric = &mut self.ports.fabric;
+            if let Some(siblings) = &mut fabric.siblings {
+                siblings.note_changed(qpn);
+            }
             for host in fabric.listeners(qpn, peer, info.is_some()) {
-                fabric.peers.notify(host, qpn, info);
+                fabric.notify(host, qpn, info);
             }
         }
         let fabric = &mut self.ports.fabric;
         fabric.changed = changed;
         for (host, qpn) in fabric.questions.drain(..) {
-            // Too many commands: it is tried again when this question is due again.
-            let _ = fabric.peers.ask(host, qpn);
+            match (shard_of(host), &fabric.siblings) {
+                (Some(shard), Some(siblings)) => siblings.ask(shard, qpn),
+                // Too many commands: it is tried again when this question is due again.
+                _ => drop(fabric.peers.ask(host, qpn)),
+            }
         }
     }
 }

@@ -163,7 +163,7 @@ impl Worker {
     }
 
     fn budget_bytes(&self, vnic: VnicId, id: QpId) -> u64 {
-        match self.ports.fabric.is_open() && self.engine.is_on_wire(id) {
+        match self.ports.fabric.has_hosts() && self.engine.is_on_wire(id) {
             true => WIRE_BYTES,
             false if self.engine.gives_way(vnic) => YIELDING_BYTES,
             false => LOCAL_BYTES,

@@ -35,19 +35,17 @@ impl Fabric {
         }
     }
 
-    /// A host has a key of its own that it will seal with.
+    /// A host has a key of its own that it will seal with. False: it is not sealed.
     pub(crate) fn accept_key(
         &mut self,
         id: HostId,
         now: Instant,
         (key, in_use): (u32, Option<u32>),
         secret: &SealSecret,
-    ) {
-        let Some(udp) = &mut self.udp else { return };
+    ) -> bool {
+        let Some(udp) = &mut self.udp else { return false };
         let secret = freeflow_backend::SealSecret { key: secret.key, base: secret.base };
-        if udp.accept_key(PeerIndex(id.0), now.0, &KeyOffer { id: key, in_use, secret }) {
-            self.peers.seal(id, SealMessage::Held { id: key });
-        }
+        udp.accept_key(PeerIndex(id.0), now.0, &KeyOffer { id: key, in_use, secret })
     }
 
     /// A host has this key of ours.

@@ -39,6 +39,19 @@ pub fn by_path(counters: &VnicCounters) -> [PathTotals; 3] {
 }
 
 impl Totals {
+    /// The counts of another shard.
+    pub(crate) fn add_totals(&mut self, more: &Self) {
+        let grow = |sum: &mut u64, more: u64| *sum = sum.saturating_add(more);
+        for (sum, more) in self.paths.iter_mut().zip(&more.paths) {
+            grow(&mut sum.messages, more.messages);
+            grow(&mut sum.bytes, more.bytes);
+        }
+        grow(&mut self.out_bytes, more.out_bytes);
+        grow(&mut self.in_bytes, more.in_bytes);
+        grow(&mut self.wire_packets_sent, more.wire_packets_sent);
+        grow(&mut self.wire_packets_received, more.wire_packets_received);
+    }
+
     pub(crate) fn add(&mut self, counters: &VnicCounters) {
         let grow = |sum: &mut u64, more: u64| *sum = sum.saturating_add(more);
         for (sum, more) in self.paths.iter_mut().zip(by_path(counters)) {

@@ -4,15 +4,20 @@
 //! a bounce buffer first ([`Stage::Fetch`](crate::memory::copies)); the burst is sent when it comes
 //! back, or later if there is no room then.
 use crate::dataplane::bursts::{Burst, Unsent};
+use crate::dataplane::fabric::Fabric;
 use crate::dataplane::ports::{Ports, Session};
+use crate::dataplane::siblings::{Origin, Siblings, shard_of};
 use crate::dataplane::table::Table;
 use crate::memory::copies::{CopyStep, Gone, Walk, session_of};
 use crate::memory::page_table::{Piece, Reach};
 use crate::memory::transfers::{Arrival, Way};
 use freeflow_backend::{PacketRoute, PeerIndex, Udp};
-use freeflow_engine::{Destination, PacketHead, SessionId, Source, SourceBody, Span, Token, TransmitOutcome};
+use freeflow_engine::{
+    Destination, HostId, IpInfo, PacketHead, SessionId, Source, SourceBody, Span, Token, TransmitOutcome,
+};
 use freeflow_shm::{AccessError, Segment};
 use freeflow_wire::dest_qpn;
+use freeflow_wire::frame::is_frame;
 use std::sync::Arc;
 
 /// Payload that is read in order.
@@ -59,11 +64,72 @@ impl Payload<'_> {
     }
 }
 
-/// Whether the packets of a burst are frames whose payload the kernel had better read from where it lies.
-#[inline]
-fn refers(udp: &Udp, to: &Destination, packets: &[PacketHead]) -> bool {
-    let Some(first) = packets.first().filter(|first| first.is_frame()) else { return false };
-    udp.refers(PeerIndex(to.host.0), usize::from(first.payload_bytes))
+/// Where packets to a host are written.
+enum Outlet<'a> {
+    Wire(&'a mut Udp),
+    /// Another shard of this router.
+    Shard(&'a mut Siblings, u8),
+}
+
+impl Outlet<'_> {
+    /// Whether there is room for a burst whose first packet has these headers. All its packets are one QP's.
+    #[inline]
+    fn has_room(&mut self, to: &Destination, head: &[u8]) -> bool {
+        match self {
+            Self::Wire(udp) => udp.has_room(&route_of(to, head)),
+            Self::Shard(siblings, shard) => siblings.has_room(*shard),
+        }
+    }
+
+    /// The place for a packet with these headers.
+    #[inline]
+    fn reserve(&mut self, to: &Destination, head: &[u8], bytes: usize) -> Option<&mut [u8]> {
+        match self {
+            Self::Wire(udp) => match is_frame(head) {
+                true => udp.reserve_frame(route_of(to, head), bytes),
+                false => udp.reserve(route_of(to, head), bytes),
+            },
+            Self::Shard(siblings, shard) => siblings.reserve(*shard, bytes),
+        }
+    }
+
+    #[inline]
+    fn commit(&mut self, to: &Destination) {
+        match self {
+            Self::Wire(udp) => udp.commit(),
+            Self::Shard(siblings, _) => {
+                let ip = IpInfo { traffic_class: to.traffic_class, hop_limit: to.hop_limit, congestion: false };
+                siblings.commit(Origin::Shard, ip);
+            }
+        }
+    }
+
+    fn abandon(&mut self) {
+        match self {
+            Self::Wire(udp) => udp.abandon(),
+            Self::Shard(siblings, _) => siblings.abandon(),
+        }
+    }
+
+    /// Where there was no room for a packet: to a host that is gone, or sealed and without a key, packets are lost.
+    /// There is room, or else those that went out go out again.
+    fn refused(&self, to: &Destination) -> TransmitOutcome {
+        match self {
+            Self::Wire(udp) if !udp.takes(PeerIndex(to.host.0)) => TransmitOutcome::Sent,
+            Self::Wire(_) | Self::Shard(..) => TransmitOutcome::Full,
+        }
+    }
+}
+
+impl Fabric {
+    /// `None`: nothing leads there, and packets are lost.
+    #[inline]
+    fn outlet(&mut self, host: HostId) -> Option<Outlet<'_>> {
+        match shard_of(host) {
+            Some(shard) => self.siblings.as_deref_mut().map(|siblings| Outlet::Shard(siblings, shard)),
+            None => self.udp.as_deref_mut().map(Outlet::Wire),
+        }
+    }
 }
 
 /// The way of a packet with these headers.
@@ -73,19 +139,28 @@ fn route_of(to: &Destination, head: &[u8]) -> PacketRoute {
     PacketRoute { to: PeerIndex(to.host.0), qpn: dest_qpn(head), flow, traffic_class }
 }
 
-/// Whether the backend has room for a burst. All its packets are one QP's.
+/// The headers of a burst's first packet.
 #[inline]
-fn has_room(udp: &Udp, to: &Destination, packets: &[PacketHead]) -> bool {
-    packets.first().is_none_or(|first| udp.has_room(&route_of(to, first.header.as_slice())))
+fn first_head(packets: &[PacketHead]) -> &[u8] {
+    packets.first().map_or(&[], |first| first.header.as_slice())
+}
+
+/// Whether the packets of a burst are frames whose payload the kernel had better read from where it lies.
+#[inline]
+fn refers(outlet: &Outlet<'_>, to: &Destination, packets: &[PacketHead]) -> bool {
+    let Outlet::Wire(udp) = outlet else { return false };
+    let Some(first) = packets.first().filter(|first| first.is_frame()) else { return false };
+    udp.refers(PeerIndex(to.host.0), usize::from(first.payload_bytes))
 }
 
 /// Hands the packets of a burst to the backend, with the places of their payload in a segment.
 fn refer(
-    udp: &mut Udp,
+    outlet: &mut Outlet<'_>,
     to: &Destination,
     packets: &[PacketHead],
     (segment, mut offset): (&Arc<Segment>, usize),
 ) -> TransmitOutcome {
+    let Outlet::Wire(udp) = outlet else { return TransmitOutcome::Full };
     let peer = PeerIndex(to.host.0);
     let length: usize = packets.iter().map(|packet| usize::from(packet.payload_bytes)).sum();
     if segment.poisoned() || offset.checked_add(length).is_none_or(|end| end > segment.bytes()) {
@@ -103,30 +178,26 @@ fn refer(
     TransmitOutcome::Sent
 }
 
-/// Writes the packets of a burst into the backend's buffers.
+/// Writes the packets of a burst into the buffers of the outlet.
 #[inline]
-fn send(udp: &mut Udp, to: &Destination, packets: &[PacketHead], payload: &mut Payload<'_>) -> TransmitOutcome {
-    let peer = PeerIndex(to.host.0);
+fn send(
+    outlet: &mut Outlet<'_>,
+    to: &Destination,
+    packets: &[PacketHead],
+    payload: &mut Payload<'_>,
+) -> TransmitOutcome {
     for packet in packets {
-        let route = route_of(to, packet.header.as_slice());
-        let place = match packet.is_frame() {
-            false => udp.reserve(route, packet.bytes()),
-            true => udp.reserve_frame(route, packet.bytes()),
-        };
-        let Some(place) = place else {
-            // To a host that is gone, or sealed and without a key, packets are lost. There is room, or else those that
-            // went out go out again.
-            return if udp.takes(peer) { TransmitOutcome::Full } else { TransmitOutcome::Sent };
-        };
+        let head = packet.header.as_slice();
+        let Some(place) = outlet.reserve(to, head, packet.bytes()) else { return outlet.refused(to) };
         let (head, rest) = place.split_at_mut(usize::from(packet.header.length));
         head.copy_from_slice(&packet.header.bytes[..head.len()]);
         let (body, padding) = rest.split_at_mut(usize::from(packet.payload_bytes));
         if payload.read(body).is_err() {
-            udp.abandon();
+            outlet.abandon();
             return TransmitOutcome::Fault;
         }
         padding.fill(0);
-        udp.commit();
+        outlet.commit(to);
     }
     TransmitOutcome::Sent
 }
@@ -157,14 +228,17 @@ impl Ports {
         packets: &[PacketHead],
         payload: Source<'_>,
     ) -> TransmitOutcome {
-        let Some(udp) = self.fabric.udp.as_deref_mut() else { return TransmitOutcome::Sent };
+        if let (Some(shard), Some(siblings)) = (shard_of(to.host), &mut self.fabric.siblings) {
+            siblings.introduce(shard, first_head(packets));
+        }
+        let Some(mut outlet) = self.fabric.outlet(to.host) else { return TransmitOutcome::Sent };
         debug_assert!(payload.prefix.is_empty(), "a GRH is the receiver's");
-        if !has_room(udp, to, packets) {
+        if !outlet.has_room(to, first_head(packets)) {
             self.fabric.blocked = true;
             return TransmitOutcome::Full;
         }
         let spans = match payload.body {
-            SourceBody::Bytes(bytes) => return send(udp, to, packets, &mut Payload::Bytes(bytes)),
+            SourceBody::Bytes(bytes) => return send(&mut outlet, to, packets, &mut Payload::Bytes(bytes)),
             SourceBody::Spans(spans) => spans,
         };
         if self.blocks.is_alert(self.now) && self.avoids_spans(spans) {
@@ -185,13 +259,13 @@ impl Ports {
             },
         };
         let is_alert = self.blocks.is_alert(self.now);
-        let Some(udp) = self.fabric.udp.as_deref_mut() else { return TransmitOutcome::Sent };
+        let Some(mut outlet) = self.fabric.outlet(to.host) else { return TransmitOutcome::Sent };
         let outcome = match source {
             // Memory that holds up whoever reads it does so here, where it is known whose it is.
-            Payload::Piece(segment, offset) if !is_alert && refers(udp, to, packets) => {
-                refer(udp, to, packets, (segment, offset))
+            Payload::Piece(segment, offset) if !is_alert && refers(&outlet, to, packets) => {
+                refer(&mut outlet, to, packets, (segment, offset))
             }
-            _ => send(udp, to, packets, &mut source),
+            _ => send(&mut outlet, to, packets, &mut source),
         };
         if outcome == TransmitOutcome::Fault {
             self.fail_if_poisoned(spans);
@@ -202,9 +276,8 @@ impl Ports {
     /// Payload of [`Fabric::transmit_records`](freeflow_engine::Fabric::transmit_records) is copied at once, or not at
     /// all.
     pub(crate) fn start_records(&mut self, to: &Destination, head: &[u8], payload: Source<'_>) -> TransmitOutcome {
-        let Some(udp) = self.fabric.udp.as_deref_mut() else { return TransmitOutcome::Sent };
-        let (peer, route) = (PeerIndex(to.host.0), route_of(to, head));
-        if !udp.has_room(&route) {
+        let Some(mut outlet) = self.fabric.outlet(to.host) else { return TransmitOutcome::Sent };
+        if !outlet.has_room(to, head) {
             self.fabric.blocked = true;
             return TransmitOutcome::Full;
         }
@@ -216,10 +289,8 @@ impl Ports {
             return TransmitOutcome::Fault;
         }
         let bytes = inline.len() + spans.iter().map(|span| span.length as usize).sum::<usize>();
-        let Some(udp) = self.fabric.udp.as_deref_mut() else { return TransmitOutcome::Sent };
-        let Some(place) = udp.reserve_frame(route, head.len() + bytes) else {
-            return if udp.peer(peer).is_none() { TransmitOutcome::Sent } else { TransmitOutcome::Full };
-        };
+        let Some(mut outlet) = self.fabric.outlet(to.host) else { return TransmitOutcome::Sent };
+        let Some(place) = outlet.reserve(to, head, head.len() + bytes) else { return outlet.refused(to) };
         let (before, mut rest) = place.split_at_mut(head.len());
         before.copy_from_slice(head);
         rest[..inline.len()].copy_from_slice(inline);
@@ -227,15 +298,15 @@ impl Ports {
             let (part, later) = rest.split_at_mut(span.length as usize);
             rest = later;
             let Some(Payload::Piece(segment, offset)) = whole(&self.sessions, span) else {
-                udp.abandon();
+                outlet.abandon();
                 return TransmitOutcome::Fault;
             };
             if segment.read(offset, part).is_err() || segment.poisoned() {
-                udp.abandon();
+                outlet.abandon();
                 return TransmitOutcome::Fault;
             }
         }
-        udp.commit();
+        outlet.commit(to);
         TransmitOutcome::Sent
     }
 
@@ -286,20 +357,23 @@ impl Ports {
     /// that.
     pub(crate) fn send_fetched(&mut self) -> Option<Arrival> {
         let fabric = &mut self.fabric;
-        let Unsent { token, burst, bounce } = fabric.unsent.front()?;
-        let token = *token;
-        if let Some(udp) = fabric.udp.as_deref_mut() {
-            let to = &burst.to;
-            if !has_room(udp, to, &burst.packets)
-                || send(udp, to, &burst.packets, &mut Payload::Bytes(bounce)) == TransmitOutcome::Full
-            {
-                fabric.blocked = true;
-                return None;
+        let unsent = fabric.unsent.pop_front()?;
+        let Unsent { token, burst, bounce } = &unsent;
+        let (token, to) = (*token, &burst.to);
+        let is_sent = match fabric.outlet(to.host) {
+            Some(mut outlet) => {
+                let mut payload = Payload::Bytes(bounce);
+                outlet.has_room(to, first_head(&burst.packets))
+                    && send(&mut outlet, to, &burst.packets, &mut payload) != TransmitOutcome::Full
             }
+            None => true,
+        };
+        if !is_sent {
+            fabric.unsent.push_front(unsent);
+            fabric.blocked = true;
+            return None;
         }
-        if let Some(Unsent { bounce, .. }) = fabric.unsent.pop_front() {
-            self.transfers.bounces.keep(bounce);
-        }
+        self.transfers.bounces.keep(unsent.bounce);
         Some(Arrival::Copied(token, Ok(())))
     }
 }

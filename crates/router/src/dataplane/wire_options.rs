@@ -62,7 +62,7 @@ impl WireOptions {
     ///
     /// # Errors
     /// Say what is the matter, and what to do.
-    pub(crate) fn open(&self, address: IpAddr, dscp: u8) -> io::Result<Udp> {
+    pub(crate) fn open(&self, address: IpAddr, dscp: u8, shard_count: u8) -> io::Result<Vec<Udp>> {
         let config = UdpConfig {
             source_port_count: self.source_ports,
             gso: self.gso,
@@ -77,9 +77,11 @@ impl WireOptions {
             frames: true,
             ..UdpConfig::new(vec![address])
         };
-        let mut udp = Udp::open(config).map_err(|error| explain(address, &error))?;
-        udp.set_faults(self.faults.as_ref().map(faults_of));
-        Ok(udp)
+        let mut sockets = Udp::open_all(config, shard_count).map_err(|error| explain(address, &error))?;
+        for udp in &mut sockets {
+            udp.set_faults(self.faults.as_ref().map(faults_of));
+        }
+        Ok(sockets)
     }
 }
 
@@ -110,8 +112,8 @@ mod tests {
     #[test]
     fn a_port_that_is_taken_is_named() {
         let address = "127.0.0.77".parse().unwrap();
-        let _first = WireOptions::default().open(address, 0).unwrap();
-        let error = WireOptions::default().open(address, 0).map(drop).unwrap_err();
+        let _first = WireOptions::default().open(address, 0, 1).unwrap();
+        let error = WireOptions::default().open(address, 0, 1).map(drop).unwrap_err();
         assert!(error.kind() == io::ErrorKind::AddrInUse && error.to_string().contains("127.0.0.77"), "{error}");
     }
 }

@@ -1,4 +1,5 @@
 //! Counters of the wire under their names.
+use crate::dataplane::meters::add_named;
 use crate::dataplane::worker::Worker;
 use freeflow_backend::{Faults, PeerIndex};
 use freeflow_engine::{Drops, QpWireStatus, WireCounters};
@@ -107,15 +108,6 @@ fn socket_names(counters: &freeflow_backend::WireCounters) -> Vec<Named> {
     [own, seal_drop_names(counters)].concat()
 }
 
-fn add(sum: &mut Vec<Named>, more: Vec<Named>) {
-    for (name, count) in more {
-        match sum.iter_mut().find(|(known, _)| *known == name) {
-            Some((_, total)) => *total += count,
-            None => sum.push((name, count)),
-        }
-    }
-}
-
 /// As the backend takes them.
 pub fn faults_of(faults: &WireFaults) -> Faults {
     let WireFaults { seed, loss_ppm, duplicate_ppm, reorder_ppm, delay_ppm, delay_ns, corrupt_ppm } = *faults;
@@ -134,6 +126,36 @@ fn describe(qp: &QpWireStatus) -> WireQp {
     }
 }
 
+/// The status of all shards, and whether there are more QPs than are on the page.
+pub(crate) fn merge_wire(of_shards: Vec<(WireStatus, bool)>) -> (WireStatus, bool) {
+    let more_qps = of_shards.iter().any(|(_, more)| *more);
+    // Behind the end of a page that has more there may be others of its shard.
+    let ends = of_shards.iter().filter(|(_, more)| *more).filter_map(|(status, _)| Some(status.qps.last()?.qpn));
+    let end = ends.min();
+    let mut statuses = of_shards.into_iter().map(|(status, _)| status);
+    let Some(mut sum) = statuses.next() else { return Default::default() };
+    for more in statuses {
+        add_named(&mut sum.counters, more.counters);
+        add_named(&mut sum.drops, more.drops);
+        sum.qps.extend(more.qps);
+        for host in more.hosts {
+            // External hosts have numbers of each shard's own.
+            match sum.hosts.iter_mut().find(|known| known.address == host.address) {
+                Some(known) => {
+                    known.qp_count += host.qp_count;
+                    add_named(&mut known.counters, host.counters);
+                }
+                None => sum.hosts.push(host),
+            }
+        }
+    }
+    sum.qps.retain(|qp| end.is_none_or(|end| qp.qpn <= end));
+    sum.qps.sort_unstable_by_key(|qp| qp.qpn);
+    let is_cut = sum.qps.len() > PAGE_QPS_MAX;
+    sum.qps.truncate(PAGE_QPS_MAX);
+    (sum, more_qps || is_cut)
+}
+
 impl Worker {
     /// And whether there are more QPs than are on its page.
     pub(crate) fn wire_status(&self, after_qpn: Option<u32>) -> (WireStatus, bool) {
@@ -145,7 +167,7 @@ impl Worker {
         for qp in &qps {
             let (count, sum) = sums.entry(qp.host.0).or_default();
             *count += 1;
-            add(sum, names(&qp.counters));
+            add_named(sum, names(&qp.counters));
         }
         let mut page: Vec<WireQp> = qps
             .iter()
@@ -163,11 +185,15 @@ impl Worker {
             let (qp_count, counters) = sums.remove(&id.0).unwrap_or_default();
             WireHost { number: id.0, address, external, mtu, frame_bytes, sealed, qp_count, counters }
         });
+        let mut counters = socket_names(udp.counters());
+        if let Some(siblings) = &fabric.siblings {
+            counters.extend(named([("strays", siblings.strays), ("strays_lost", siblings.strays_lost)]));
+        }
         let status = WireStatus {
             open: true,
             address: udp.config().addresses.first().copied(),
             hosts: hosts.collect(),
-            counters: socket_names(udp.counters()),
+            counters,
             drops: drop_names(&self.engine.drops(), fabric.mads_lost),
             faults: fabric.faults,
             qps: page,

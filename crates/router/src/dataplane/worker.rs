@@ -104,6 +104,7 @@ impl Worker {
         busy |= self.take_doorbells(now);
         busy |= self.run_queue_pairs(now);
         busy |= self.run_commands(now);
+        busy |= self.hear_disconnections(now);
         busy |= self.follow_policy(now);
         busy |= self.take_copier_results(now);
         busy |= self.expire_timers(now);
@@ -166,7 +167,8 @@ impl Worker {
             self.queued_finished.push_back(finished);
         }
         let moved = self.ports.copy_threads.collect(self.ports.epoch, TURN_RESULTS_MAX);
-        moved || !self.queued_commands.is_empty() || !self.queued_finished.is_empty()
+        let has_arrivals = self.ports.fabric.siblings.as_ref().is_some_and(|siblings| siblings.has_arrivals());
+        moved || has_arrivals || !self.queued_commands.is_empty() || !self.queued_finished.is_empty()
     }
 
     /// Doorbells that rang: a send queue is active from now on, a receive queue has what somebody waits for.

@@ -21,6 +21,7 @@ use crate::memory::blocking::BlockedStopwatch;
 use crate::memory::slow_path::{LINGER_NS, next_job};
 use freeflow_engine::{MemorySide, SessionId, Span, Token, VnicId};
 use freeflow_shm::{AccessError, Segment, cpu_count, prefer_short_slices};
+use freeflow_verbs::Shard;
 use freeflow_verbs::{Duration, Instant};
 use std::collections::VecDeque;
 use std::io;
@@ -60,6 +61,14 @@ pub struct CopyThreadOptions {
 }
 
 impl CopyThreadOptions {
+    /// The part of one of several shards: threads for all of them are as many as for one, or one each.
+    pub fn of_shard(self, shard: Shard) -> Self {
+        match shard.count() {
+            1 => self,
+            count => Self { workers: Some(self.worker_count(cpu_count()).div_ceil(count.into())), ..self },
+        }
+    }
+
     /// One below eight processors: there worker, copy threads and pollers would take them from each
     /// other.
     pub fn worker_count(self, cpu_count: usize) -> u32 {

@@ -10,7 +10,7 @@ use freeflow_protocol::admin::{
 use freeflow_protocol::library::{EVENT_BYTES, Handle, PASS_BYTES, REVOCATION_TIME_MAX_MS, Reply, Request, Welcome};
 use freeflow_protocol::version::VersionRange;
 use freeflow_protocol::{PROTOCOL, encode};
-use freeflow_router::{Config, Mode, Router};
+use freeflow_router::{Config, Mode, Router, ShardBy};
 use freeflow_shm::layout::{LAYOUT_VERSION, QueueShape};
 use freeflow_shm::{
     CompletionConsumer, Doorbell, RequestProducer, Segment, SendDescriptor, SessionSegment, fd, sched_yield,
@@ -78,6 +78,8 @@ pub fn config(directory: &Path, limits: VnicLimits) -> Config {
         peers: None,
         wire: freeflow_router::WireOptions::default(),
         copy_threads: copy_threads(),
+        shard_count: shards().unwrap_or(1),
+        shard_by: shards().map_or(ShardBy::Tenant, |_| ShardBy::Vnic),
         revocation_time: freeflow_verbs::Duration::from_millis(REVOCATION_TIME_MAX_MS),
         metrics_listen: None,
         state_dir: None,
@@ -91,6 +93,11 @@ pub fn config(directory: &Path, limits: VnicLimits) -> Config {
 fn copy_threads() -> freeflow_router::CopyThreadOptions {
     let workers = std::env::var("FREEFLOW_TEST_WORKERS").ok().map(|count| count.parse().unwrap());
     freeflow_router::CopyThreadOptions { workers, move_bytes_min: workers.map(|_| 1) }
+}
+
+/// FREEFLOW_TEST_SHARDS: so many, over which vNICs are spread.
+fn shards() -> Option<u8> {
+    std::env::var("FREEFLOW_TEST_SHARDS").ok().map(|count| count.parse().unwrap())
 }
 
 /// FREEFLOW_TEST_ATTACHMENT=remote: vNICs have near halves, which are threads of this process.

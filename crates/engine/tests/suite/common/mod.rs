@@ -100,6 +100,8 @@ pub struct World {
     pub located: Vec<(NetworkId, Gid)>,
     pub disconnected: Vec<(Qpn, HostId, Qpn)>,
     pub violations: Vec<Violation>,
+    /// Keys that the engine did not know, and the networks of the QPs that they were used on.
+    pub unknown_keys: Vec<(NetworkId, Violation)>,
     /// QPs whose direct path was revoked.
     pub revoked: Vec<QpId>,
     /// A carrier's answer, if there is one, and the messages that it took.
@@ -392,6 +394,10 @@ impl Policy for World {
     fn network_at(&mut self, network: NetworkId, gid: Gid) -> NetworkId {
         self.located.push((network, gid));
         self.address_map.get(&(network, gid)).copied().unwrap_or(network)
+    }
+
+    fn report_unknown_key(&mut self, own: NetworkId, attempt: &Violation) {
+        self.unknown_keys.push((own, *attempt));
     }
 
     fn report_violation(&mut self, violation: &Violation) {

@@ -7,8 +7,8 @@ use crate::dataplane::command::{
     CountPaths, Execute, Execution, ListQps, MeterHost, MeterVnics, ReadStatus, ReadVnics,
 };
 use crate::dataplane::meters::{
-    AccessCounts, DirectCounts, MeteredVnic, MeteredVnics, PathCounts, QpMeter, QpPage, QpRow, VnicNumbers,
-    WorkerMeter, WorkerStatus, address, state_name, type_name,
+    AccessCounts, DirectCounts, LIST_QPS_MAX, MeteredVnic, MeteredVnics, PathCounts, QpMeter, QpPage, QpRow,
+    VnicNumbers, WorkerMeter, WorkerStatus, address, state_name, type_name,
 };
 use crate::dataplane::slow_path_counts::QpSlowPath;
 use crate::dataplane::wire_status::{drop_names, seal_drop_names};
@@ -20,8 +20,6 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// QPs of one page of meters.
 const PAGE_QPS_MAX: usize = 512;
-/// QPs of one page of the list: each takes a few hundred bytes.
-const LIST_QPS_MAX: usize = 64;
 /// QPs of which the worker says the path in one turn.
 const TURN_QPS_MAX: usize = 2048;
 
@@ -207,7 +205,7 @@ impl Worker {
         let mut drops = drop_names(&self.engine.drops(), self.ports.fabric.mads_lost);
         drops.extend(self.ports.fabric.udp.iter().flat_map(|udp| seal_drop_names(udp.counters())));
         let moved_bytes = self.ports.copy_threads.moved_bytes();
-        let (totals, access) = (self.network_totals(), AccessCounts::by(&self.ports.access));
+        let (totals, access) = (self.network_totals(), vec![AccessCounts::by(&self.ports.access)]);
         WorkerMeter { usage: self.engine.usage(), cpu_us: cpu_time_us(), moved_bytes, drops, totals, access }
     }
 }

@@ -1,7 +1,8 @@
 //! Declared policy, as it takes effect in the worker: in force when the command is done.
 use crate::base::mode::Mode;
 use crate::dataplane::command::{
-    Execute, Execution, PolicyChanges, SetAccessRules, SetExternalGids, SetMode, SetPolicy, SetVnicIdentity,
+    Execute, Execution, NameNetwork, PolicyChanges, SetAccessRules, SetExternalGids, SetMode, SetPolicy,
+    SetVnicIdentity,
 };
 use crate::dataplane::worker::Worker;
 use freeflow_engine::VnicId;
@@ -29,6 +30,13 @@ impl Execute<SetVnicIdentity> for Worker {
         for &gid in &command.gids {
             self.ports.access.set_vnic(command.network, gid, command.identity.clone());
         }
+        Execution::done(())
+    }
+}
+
+impl Execute<NameNetwork> for Worker {
+    fn execute(&mut self, _: Instant, NameNetwork { network, name }: NameNetwork) -> Execution<NameNetwork> {
+        self.ports.access.set_network(network, &name);
         Execution::done(())
     }
 }

@@ -1,6 +1,7 @@
 //! Other hosts: what their routers say, management datagrams, and the admin interface to the wire.
 use crate::dataplane::command::{
-    BeginCapture, EndCapture, Execute, Execution, ReadWireStatus, SendManagement, SetWireFaults, UpdatePeers,
+    AcceptSealKey, BeginCapture, EndCapture, Execute, Execution, ReadWireStatus, SendManagement, SetWireFaults,
+    UpdatePeers,
 };
 use crate::dataplane::wire_status::faults_of;
 use crate::dataplane::worker::Worker;
@@ -15,6 +16,13 @@ impl Execute<UpdatePeers> for Worker {
         }
         backlog.fetch_sub(count, Relaxed);
         Execution::done(())
+    }
+}
+
+impl Execute<AcceptSealKey> for Worker {
+    fn execute(&mut self, now: Instant, command: AcceptSealKey) -> Execution<AcceptSealKey> {
+        let AcceptSealKey { host, id, in_use, secret } = command;
+        Execution::done(self.ports.fabric.accept_key(host, now, (id, in_use), &secret))
     }
 }
 
