@@ -51,19 +51,22 @@ pub struct Iperf {
 impl Lab {
     /// Two hosts whose routers wait in the default mode.
     pub fn up(program: &Path, mtu: u32) -> Result<Self, String> {
-        Self::up_with(program, mtu, "plain")
+        Self::up_with(program, mtu, "plain", "plain", &[])
     }
 
-    /// The same once more beside it, with other packets between its hosts: plain or sealed.
-    pub fn beside(&self, wire: &str) -> Result<Self, String> {
-        Self::up_with(&self.program, self.mtu, wire)
+    /// The same once more beside it under a name of its own, with plain or sealed packets between its hosts, and other
+    /// options of `lab up`.
+    pub fn beside(&self, wire: &str, name: &str, options: &[&str]) -> Result<Self, String> {
+        Self::up_with(&self.program, self.mtu, wire, name, options)
     }
 
-    fn up_with(program: &Path, mtu: u32, wire: &str) -> Result<Self, String> {
-        let run_dir = PathBuf::from(format!("/tmp/ffwire.{}.{mtu}.{wire}", std::process::id()));
+    fn up_with(program: &Path, mtu: u32, wire: &str, name: &str, options: &[&str]) -> Result<Self, String> {
+        let run_dir = PathBuf::from(format!("/tmp/ffwire.{}.{mtu}.{name}", std::process::id()));
         fs::create_dir_all(&run_dir).map_err(|error| format!("{}: {error}", run_dir.display()))?;
         let mut lab = Self { program: program.to_owned(), run_dir, mtu, router_pids: Vec::new() };
-        lab.call(&["lab", "up", "--hosts", &HOST_COUNT.to_string(), "--mtu", &mtu.to_string(), "--wire", wire])?;
+        let (hosts, mtu) = (HOST_COUNT.to_string(), mtu.to_string());
+        let words = ["lab", "up", "--hosts", &hosts, "--mtu", &mtu, "--wire", wire];
+        lab.call(&[&words, options].concat())?;
         let status = lab.status()?;
         let hosts = status.get("hosts").and_then(Value::as_array).cloned().unwrap_or_default();
         let pids = hosts.iter().map(|host| host.get("router_pid")?.as_u64()?.try_into().ok());

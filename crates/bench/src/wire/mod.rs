@@ -7,6 +7,7 @@ mod flows;
 mod link;
 mod ratios;
 mod series;
+mod shards;
 
 pub use ratios::{Ratio, ratios};
 pub use series::{Cost, Figure, Key, MTU_LARGE, MTU_SMALL, Sample, Series, table};
@@ -62,13 +63,14 @@ struct Bench<'a> {
 type Measure = fn(&mut Bench<'_>) -> Result<(), String>;
 
 /// Tables in a lab with the larger MTU; with the smaller one only the first.
-const TABLES: [(&str, Measure); 6] = [
+const TABLES: [(&str, Measure); 7] = [
     ("streams", |bench| bench.streams()),
     ("round trips and small messages", |bench| bench.small()),
     ("sizes of messages", |bench| bench.sizes()),
     ("loss, reordering and delay of packets", |bench| bench.unreliable()),
     ("plain and sealed packets", |bench| bench.sealed()),
     ("many flows", |bench| flows::measure(bench)),
+    ("one shard and four", |bench| shards::measure(bench)),
 ];
 /// After those, with the links' offloads off.
 const LAST_TABLE: (&str, Measure) = ("streams, no GSO or GRO on the links", |bench| bench.streams());
@@ -262,7 +264,7 @@ impl Bench<'_> {
 
     /// In turns with a lab whose hosts seal what they send each other.
     fn sealed(&mut self) -> Result<(), String> {
-        let lab = self.lab.beside("sealed")?;
+        let lab = self.lab.beside("sealed", "sealed", &[])?;
         let (effort, offloads) = (self.effort, self.offloads);
         let mut other = Bench { lab: &lab, link: Link::new(&lab)?, effort, offloads, series: Vec::new() };
         for _ in 0..effort.runs {

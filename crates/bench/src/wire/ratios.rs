@@ -1,6 +1,7 @@
 //! Wanted ratios of FreeFlow between hosts: each figure against its limit, or against the kernel's
 //! TCP.
 use super::series::{Key, MTU_LARGE, MTU_SMALL, SMALL_BYTES, STREAM_BYTES, Series};
+use super::shards::can_be_faster;
 use serde::Serialize;
 
 /// A figure divided by another of the same run.
@@ -72,6 +73,34 @@ const WANTED: [Wanted; 17] = [
     ("WRITE 1 MB at 10 ms, share of that without delay", MTU_LARGE, (Key::Long, STREAM_BYTES), LOSS_FREE, 0.5, 0.8),
 ];
 
+/// Of routers with four shards, against one. Where processors don't suffice for four, they are not to cost anything.
+const WANTED_OF_SHARDS: [Wanted; 3] = [
+    (
+        "WRITE 1 MB of one pair, 4 shards, times 1 shard",
+        MTU_LARGE,
+        (Key::FourShardsAlone, STREAM_BYTES),
+        (Key::OneShardAlone, STREAM_BYTES),
+        0.9,
+        1.0,
+    ),
+    (
+        "WRITE 1 MB of 4 pairs, 4 shards, times 1 shard",
+        MTU_LARGE,
+        (Key::FourShardsStreams, STREAM_BYTES),
+        (Key::OneShardStreams, STREAM_BYTES),
+        2.5,
+        3.5,
+    ),
+    (
+        "WRITEs of 64 B of 4 pairs, 4 shards, times 1 shard",
+        MTU_LARGE,
+        (Key::FourShardsMessages, SMALL_BYTES),
+        (Key::OneShardMessages, SMALL_BYTES),
+        2.5,
+        3.5,
+    ),
+];
+
 fn value(series: &[Series], mtu: u32, (key, bytes): Part) -> Option<f64> {
     let is_it = |one: &&Series| one.key == key && one.bytes == bytes && one.mtu == mtu && one.offloads;
     // The first of a key and size: its runs alternated with those of its limit.
@@ -86,7 +115,11 @@ pub fn ratios(series: &[Series]) -> Vec<Ratio> {
     };
     let fairness = value(series, MTU_LARGE, (Key::Fairness, 0));
     let fairness = fairness.map(|value| Ratio { what: "Jain's index of all flows", value, floor: 0.99, aim: 0.995 });
-    WANTED.iter().filter_map(ratio).chain(fairness).collect()
+    let of_shards = WANTED_OF_SHARDS.iter().filter_map(ratio).map(|wanted| match can_be_faster() {
+        true => wanted,
+        false => Ratio { floor: 0.9, aim: 1.0, ..wanted },
+    });
+    WANTED.iter().filter_map(ratio).chain(fairness).chain(of_shards).collect()
 }
 
 #[cfg(test)]

@@ -41,6 +41,13 @@ pub enum Key {
     AllFlows,
     EachFlow,
     Fairness,
+    /// Routers with one shard, and with four.
+    OneShardAlone,
+    FourShardsAlone,
+    OneShardStreams,
+    FourShardsStreams,
+    OneShardMessages,
+    FourShardsMessages,
 }
 
 impl Key {
@@ -75,13 +82,19 @@ impl Key {
             Self::AllFlows => "all flows together",
             Self::EachFlow => "each of them",
             Self::Fairness => "Jain's index",
+            Self::OneShardAlone => "WRITE stream of one pair, 1 shard",
+            Self::FourShardsAlone => "WRITE stream of one pair, 4 shards",
+            Self::OneShardStreams => "WRITE streams of 4 pairs, 1 shard",
+            Self::FourShardsStreams => "WRITE streams of 4 pairs, 4 shards",
+            Self::OneShardMessages => "WRITEs of 4 pairs, 1 shard",
+            Self::FourShardsMessages => "WRITEs of 4 pairs, 4 shards",
         }
     }
 
     pub fn unit(self) -> &'static str {
         match self {
             Self::UdpRoundTrip | Self::TcpRoundTrip | Self::SendRoundTrip => "us",
-            Self::DatagramRate | Self::WriteRate => "M/s",
+            Self::DatagramRate | Self::WriteRate | Self::OneShardMessages | Self::FourShardsMessages => "M/s",
             Self::Fairness => "",
             _ => "Gb/s",
         }
