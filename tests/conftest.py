@@ -59,8 +59,8 @@ def end_in_order(number, _):
 
 
 def pytest_report_header():
-    workers = settings.WORKERS or "as usual"
-    return (f"freeflow: seed {settings.SEED}, data path {settings.DATA_PATH}, workers {workers}, "
+    workers, shards = settings.WORKERS or "as usual", settings.SHARDS or "as usual"
+    return (f"freeflow: seed {settings.SEED}, data path {settings.DATA_PATH}, workers {workers}, shards {shards}, "
             f"attachment {settings.ATTACHMENT}, "
             f"sample 1 of {settings.SAMPLE}{', full' if settings.FULL else ''}")
 
@@ -70,7 +70,7 @@ def pytest_collection_modifyitems(config, items):
     """Leaves out what is only for the usual workers, data path or attachment. Of each test that is `sampled` as many
     cases run as the seed chooses; never none."""
     unusual = {"usual_workers": settings.WORKERS, "usual_path": settings.DATA_PATH != "auto",
-               "usual_attachment": settings.ATTACHMENT != "local"}
+               "usual_shards": settings.SHARDS, "usual_attachment": settings.ATTACHMENT != "local"}
     left = [item for item in items if any(value and item.get_closest_marker(name) for name, value in unusual.items())]
     tests = {}
     for item in items:

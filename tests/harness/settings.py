@@ -26,6 +26,9 @@ SEED = int(SEED_DEFAULT)
 SAMPLE = 1  # one of so many cases runs, where a test has many
 # Routers have so many workers, which then copy all that they can; else as a host does by itself.
 WORKERS = None
+# So many shards, each with the vNICs of some tenants, or over which vNICs are spread.
+SHARDS = None
+SHARD_BY = "vnic"
 DATA_PATH = "auto"
 # How routers reach processes: themselves, or by another process.
 ATTACHMENT = "local"
@@ -33,7 +36,7 @@ ATTACHMENT = "local"
 
 def configure(**options):
     """Takes pytest's options (None: not given) over the environment, where programs that tests start see them too."""
-    global FULL, SEED, SAMPLE, WORKERS, DATA_PATH, ATTACHMENT
+    global FULL, SEED, SAMPLE, WORKERS, SHARDS, SHARD_BY, DATA_PATH, ATTACHMENT
     for name, value in options.items():
         if value is not None:
             os.environ[f"FREEFLOW_TEST_{name.upper()}"] = str(value)
@@ -41,6 +44,8 @@ def configure(**options):
     SEED = int(os.environ.get("FREEFLOW_TEST_SEED") or SEED_DEFAULT)
     SAMPLE = int(os.environ.get("FREEFLOW_TEST_SAMPLE") or 1)
     WORKERS = os.environ.get("FREEFLOW_TEST_WORKERS") or None
+    SHARDS = os.environ.get("FREEFLOW_TEST_SHARDS") or None
+    SHARD_BY = os.environ.get("FREEFLOW_TEST_SHARD_BY") or "vnic"
     DATA_PATH = os.environ.get("FREEFLOW_TEST_DATA_PATH") or "auto"
     if not re.fullmatch(r"auto|routed|switch:\d+", DATA_PATH):
         raise ValueError(f"the data path is {DATA_PATH}: it has to be auto, routed or switch:SEED")
@@ -53,7 +58,8 @@ def up_options(given=()):
     """Of `freeflow up`, for a host that gets these besides."""
     workers = ("--workers", WORKERS, "--move-bytes-min", "1") if WORKERS and "--workers" not in given else ()
     attachment = ("--attachment", ATTACHMENT) if ATTACHMENT != "local" and "--attachment" not in given else ()
-    return (*workers, *attachment, *given)
+    shards = ("--shards", SHARDS, "--shard-by", SHARD_BY) if SHARDS and "--shards" not in given else ()
+    return (*workers, *attachment, *shards, *given)
 
 
 def sample(names):
