@@ -9,7 +9,7 @@ import time
 import pytest
 
 import harness
-from harness import cm, need, perftest, pingpong, statuses, wire
+from harness import cm, need, perftest, pingpong, roce, statuses, wire
 from harness.cases import selected
 
 
@@ -145,6 +145,30 @@ def test_short_messages_share_frames(lab, server, client, before):
     frames = [line.split("\t") for line in found.splitlines() if line.count("\t") == 2]  # not tshark's warnings
     need(frames and all(good == "1" for _, good, _ in frames), f"no frame of records, or damaged ones:\n{found[:2000]}")
     need(all(lengths == ",".join(["64"] * int(count)) for count, _, lengths in frames), f"other messages:\n{found[:2000]}")
+
+
+def test_a_stream_takes_several_source_ports(lab, server, client, before):
+    """One queue pair's messages, every byte of which its program checks, go by one port after the other: routers that choose
+    among paths by ports spread them. Acknowledgements keep one port."""
+    harness.require_commands("tshark")
+    packets = lab.directory / "stream.pcapng"
+    capture = harness.Running(lab.host(1).command("capture", "-s", "60", "-w", packets))
+    try:
+        cm.wait_until(lambda: packets.exists() and packets.stat().st_size > 0, "the capture does not begin")
+        words = ["ibv_rc_pingpong", "-g", "0", "-c", "-s", "1048576", "-n", "32", "-m", "4096"]
+        pingpong.unhurried(pingpong.run_pair)(lab.host(1), words, lab.host(2))
+        capture.terminate()
+        capture.wait(20)
+    finally:
+        capture.kill()
+    fields = ["-e", "ip.src", "-e", "udp.srcport", "-e", "udp.length"]
+    found = harness.run(["tshark", "-r", packets, "-Y", f"udp.dstport == {roce.PORT}", "-T", "fields", *fields])
+    lines = [line.split("\t") for line in found.splitlines() if line.count("\t") == 2]  # not tshark's warnings
+    for source in {source for source, _, _ in lines}:
+        ports = {port for other, port, length in lines if other == source and int(length) > 4096}
+        need(len(ports) >= 4, f"the stream of {source} has only the ports {ports}")
+        ports = {port for other, port, length in lines if other == source and int(length) == 8 + 12 + 4 + 4}
+        need(len(ports) == 1, f"the acknowledgements of {source} have the ports {ports}")
 
 
 def test_perftest_to_a_group(lab, server, client, before):

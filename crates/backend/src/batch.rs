@@ -264,6 +264,11 @@ impl Batch {
         (self.unsent_bytes() > self.segment).then_some(self.segment as u16)
     }
 
+    /// Whether its packets, but the last, have so many bytes.
+    pub fn is_bulk(&self, packet_bytes_min: usize) -> bool {
+        self.segment >= packet_bytes_min
+    }
+
     /// Packets that are to be sent, in order, with the identification that each gets.
     pub fn packets(&self) -> impl Iterator<Item = (u16, &[u8])> {
         (0..).zip(self.unsent().chunks(self.segment.max(1)))

@@ -19,6 +19,8 @@ pub struct UdpConfig {
     /// Sending sockets for each address, 1 to 256: their ports are from 0xc000 up. To peers with more engines than
     /// this, one for each of their engines.
     pub source_port_count: u16,
+    /// Packets that [may be](crate::PacketRoute::spreads) take one of these after the other.
+    pub spread: bool,
     /// Have the kernel cut batches up.
     pub gso: bool,
     /// Have the kernel put datagrams together.
@@ -38,12 +40,13 @@ pub struct UdpConfig {
 }
 
 impl UdpConfig {
-    /// Eight source ports, GSO and GRO, DSCP 0, 4 MiB to send and 16 MiB to receive.
+    /// Eight source ports that streams are spread over, GSO and GRO, DSCP 0, 4 MiB to send and 16 MiB to receive.
     pub fn new(addresses: Vec<IpAddr>) -> Self {
         Self {
             addresses,
             shard: Shard::ONLY,
             source_port_count: 8,
+            spread: true,
             gso: true,
             gro: true,
             dscp: 0,

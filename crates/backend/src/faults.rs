@@ -81,7 +81,7 @@ pub(crate) struct Injector {
 
 impl Injector {
     pub fn new(faults: Faults) -> Self {
-        let route = PacketRoute { to: PeerIndex(0), qpn: 0, flow: 0, traffic_class: 0 };
+        let route = PacketRoute { to: PeerIndex(0), qpn: 0, flow: 0, spreads: false, traffic_class: 0 };
         let nothing = Held { route, bytes: 0, icrc: true, flip: None, gone: true };
         Self {
             faults,
@@ -218,7 +218,7 @@ mod tests {
     use super::*;
 
     fn route(flow: u32) -> PacketRoute {
-        PacketRoute { to: PeerIndex(0), qpn: 0x11, flow, traffic_class: 0 }
+        PacketRoute { to: PeerIndex(0), qpn: 0x11, flow, spreads: false, traffic_class: 0 }
     }
 
     #[test]

@@ -2,6 +2,10 @@
 //!
 //! Receivers put datagrams of one source port together (GRO), and hand them to the socket of the first one. So each
 //! engine of a peer has sockets of its own here: those whose number, modulo the peer's engines, is the engine's.
+//!
+//! A flow that may be [spread](PacketRoute::spreads) takes another of them for each *flowcell* (Presto, SIGCOMM 2015):
+//! after [`FLOWCELL_BYTES`] of bulk data to its peer. All flows to a peer change at once, so that packets of many QPs
+//! still share batches. Before a change all that is batched for the peer is sent: only the network reorders.
 use crate::peers::PeerIndex;
 use freeflow_verbs::Shard;
 
@@ -13,9 +17,16 @@ pub struct PacketRoute {
     pub qpn: u32,
     /// Chooses among the source ports: packets of equal `to`, `qpn` and `flow` keep their order.
     pub flow: u32,
+    /// The receiver puts packets of this flow in order: they may take another source port from burst to burst.
+    pub spreads: bool,
     /// The whole byte. Where its DSCP is 0, the configured one is set.
     pub traffic_class: u8,
 }
+
+/// Bulk data to a peer after which flows to it that may be spread change their source ports: several whole batches.
+pub const FLOWCELL_BYTES: u32 = 1 << 20;
+/// Shorter packets are no bulk data. Peers that get only such keep one port for each flow.
+pub(crate) const BULK_PACKET_BYTES_MIN: usize = 1024;
 
 /// Sockets to be opened where `source_port_count` are wanted: each engine of a peer has one.
 pub(crate) fn lane_count(source_port_count: u16) -> u16 {

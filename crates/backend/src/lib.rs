@@ -33,7 +33,7 @@ pub use capture::{CaptureSink, Captured, Direction};
 pub use config::UdpConfig;
 pub use counters::WireCounters;
 pub use faults::{Faults, HELD_COUNT_MAX};
-pub use lanes::PacketRoute;
+pub use lanes::{FLOWCELL_BYTES, PacketRoute};
 pub use path::{frame_payload, path_mtu};
 pub use peers::{PEER_COUNT_MAX, Peer, PeerIndex};
 pub use receive::{Datagram, Received};

@@ -51,6 +51,10 @@ pub(crate) struct Entry {
     pub gso: bool,
     /// The first of its engines.
     pub shards: Shard,
+    /// Number of the flowcell that is being sent; flows that spread are moved by so much.
+    pub flowcell: u32,
+    /// Bulk data of it that was sent.
+    pub flowcell_bytes: u32,
     /// Of a sealed peer.
     pub seal: Option<Box<Seal>>,
 }
@@ -115,7 +119,9 @@ impl Peers {
             self.entries.resize_with(place + 1, || None);
         }
         let to = sys::Address::new(peer.address, UDP_PORT);
-        self.entries[place] = Some(Box::new(Entry { peer, to, outward, inward, lane_base, gso, shards, seal }));
+        let (flowcell, flowcell_bytes) = (0, 0);
+        let entry = Entry { peer, to, outward, inward, lane_base, gso, shards, flowcell, flowcell_bytes, seal };
+        self.entries[place] = Some(Box::new(entry));
         self.by_address.insert(peer.address, index);
         true
     }

@@ -8,7 +8,7 @@ use crate::capture::CaptureSink;
 use crate::config::UdpConfig;
 use crate::counters::WireCounters;
 use crate::faults::{Faults, Held, Injector};
-use crate::lanes::{PacketRoute, lane_count, lane_of};
+use crate::lanes::{BULK_PACKET_BYTES_MIN, FLOWCELL_BYTES, PacketRoute, lane_count, lane_of};
 use crate::path::{frame_payload_on, link_mtu, packet_payload, path_mtu};
 use crate::peers::{Entry, Peer, PeerIndex, Peers};
 use crate::receive::Inbox;
@@ -158,6 +158,7 @@ impl Udp {
     fn reserve_with(&mut self, route: PacketRoute, (bytes, icrc): (usize, bool)) -> Option<&mut [u8]> {
         assert!((BTH_BYTES..=PACKET_BYTES_MAX).contains(&bytes), "a packet of {bytes} bytes");
         self.abandon();
+        let route = self.settled(route);
         let mut pending = Pending { slot: 0, bytes, icrc, sealed: false };
         pending.slot = self.slot_for(&route, pending.length())?;
         pending.sealed = self.outbox.batch(pending.slot).sealed;
@@ -187,6 +188,7 @@ impl Udp {
     ) -> bool {
         debug_assert!(self.faults.is_none() && self.capture.is_none() && frame::is_frame(head));
         self.abandon();
+        let route = self.settled(route);
         let Some(slot) = self.slot_for(&route, head.len() + bytes) else { return false };
         let batch = self.outbox.batch_mut(slot);
         let is_inside = batch.refer(head, segment, offset, bytes);
@@ -230,10 +232,17 @@ impl Udp {
     /// the socket was not full when it was last written to, and there are buffers. (Should it get
     /// full half-way, and each packet be longer than the one before, [`reserve`](Self::reserve) may
     /// refuse the rest still.) True for a peer that does not exist.
+    ///
+    /// Flows that [spread](PacketRoute::spreads) change their source ports here, between bursts.
     #[inline]
-    pub fn has_room(&self, route: &PacketRoute) -> bool {
-        let Some(entry) = self.peers.get(route.to) else { return true };
-        let lane = self.key_of(entry, route).lane;
+    pub fn has_room(&mut self, route: &PacketRoute) -> bool {
+        let Some(mut entry) = self.peers.get(route.to) else { return true };
+        if entry.flowcell_bytes >= FLOWCELL_BYTES && route.spreads && self.config.spread {
+            self.begin_flowcell(route.to);
+            let Some(same) = self.peers.get(route.to) else { return true };
+            entry = same;
+        }
+        let lane = self.key_of(entry, &self.settled(*route)).lane;
         !self.lanes[usize::from(lane)].blocked && self.outbox.has_free(BURST_BATCH_COUNT, |slot| !self.is_blocked(slot))
     }
 
@@ -333,6 +342,37 @@ impl Udp {
 
     // ---- the way out
 
+    /// The route with the flow that it has now.
+    #[inline]
+    fn settled(&self, route: PacketRoute) -> PacketRoute {
+        let flowcell = if route.spreads { self.peers.get(route.to).map_or(0, |entry| entry.flowcell) } else { 0 };
+        PacketRoute { flow: route.flow.wrapping_add(flowcell), ..route }
+    }
+
+    /// Other ports for flows to this peer that spread, unless a full socket keeps packets of the ports before.
+    #[cold]
+    fn begin_flowcell(&mut self, to: PeerIndex) {
+        self.abandon();
+        let is_its = |udp: &Self, slot: usize| udp.outbox.batch(slot).key.peer == to.0;
+        if self.outbox.queue().iter().any(|&slot| is_its(self, slot) && self.is_blocked(slot)) {
+            return;
+        }
+        let mut at = 0;
+        while let Some(&slot) = self.outbox.queue().get(at) {
+            if !is_its(self, slot) {
+                at += 1;
+                continue;
+            }
+            self.outbox.close(slot);
+            if !self.send(slot) {
+                return;
+            }
+        }
+        if let Some(entry) = self.peers.get_mut(to) {
+            (entry.flowcell, entry.flowcell_bytes) = (entry.flowcell.wrapping_add(1), 0);
+        }
+    }
+
     #[inline]
     fn key_of(&self, entry: &Entry, route: &PacketRoute) -> Key {
         let shard = entry.shards.of_qpn(Qpn(route.qpn));
@@ -427,6 +467,11 @@ impl Udp {
                 self.counters.packets_sent += batch.unsent_count();
                 self.counters.bytes_sent += batch.unsent_bytes() as u64;
                 self.counters.batches_sent += 1;
+                if batch.is_bulk(BULK_PACKET_BYTES_MIN)
+                    && let Some(entry) = self.peers.get_mut(PeerIndex(batch.key.peer))
+                {
+                    entry.flowcell_bytes = entry.flowcell_bytes.saturating_add(batch.unsent_bytes() as u32);
+                }
                 if self.capture.is_some() {
                     self.capture_sent(slot, usize::MAX);
                 }

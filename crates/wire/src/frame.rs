@@ -66,6 +66,14 @@ pub fn is_records(packet: &[u8]) -> bool {
     packet.first() == Some(&RECORDS_OPCODE)
 }
 
+/// Whether a packet is a request of the reliable connection service: a frame or a packet of the standard, no response
+/// and no acknowledgement.
+#[inline]
+pub fn is_rc_request(packet: &[u8]) -> bool {
+    let Some(&opcode) = packet.first() else { return false };
+    matches!(opcode & !OPERATION_MASK, 0 | OPCODE_BITS) && !matches!(opcode & OPERATION_MASK, 13..=18)
+}
+
 /// Where the CRC of a frame of records stands, if there is one.
 pub(crate) fn records_crc_at(packet: &[u8]) -> Option<usize> {
     let length = packet.get(RECORD_HEADS_AT - 2..RECORD_HEADS_AT)?.first_chunk::<2>()?;
@@ -174,6 +182,18 @@ mod tests {
         assert_eq!(bytes[..36], expected);
         assert_eq!(bytes[36..40], crc32fast::hash(&expected).to_le_bytes());
         assert_eq!(Header::parse(&bytes), Ok((write, &b"abc"[..])));
+    }
+
+    #[test]
+    fn requests_of_rc_are_told_from_all_else() {
+        for opcode in (0..=u8::MAX).filter_map(Opcode::from_byte) {
+            let is_request = opcode.service() == Service::Rc && !opcode.is_response();
+            assert_eq!(is_rc_request(&[opcode.byte()]), is_request, "{opcode:?}");
+            if opcode.service() == Service::Rc && travels_as_frame(opcode.operation()) {
+                assert_eq!(is_rc_request(&[OPCODE_BITS | opcode.byte()]), is_request, "{opcode:?}");
+            }
+        }
+        assert!(is_rc_request(&[RECORDS_OPCODE]) && !is_rc_request(&[]));
     }
 
     #[test]

@@ -152,7 +152,7 @@ pub fn peer(local: &str, remote: &str) -> Peer {
 
 /// The way of a packet to the QPN of [`packet`].
 pub fn route(to: PeerIndex, flow: u32, traffic_class: u8) -> PacketRoute {
-    PacketRoute { to, qpn: 0x11, flow, traffic_class }
+    PacketRoute { to, qpn: 0x11, flow, spreads: false, traffic_class }
 }
 
 pub const PEER: PeerIndex = PeerIndex(3);

@@ -17,7 +17,7 @@ use freeflow_engine::{
 };
 use freeflow_shm::{AccessError, Segment};
 use freeflow_wire::dest_qpn;
-use freeflow_wire::frame::is_frame;
+use freeflow_wire::frame::{is_frame, is_rc_request};
 use std::sync::Arc;
 
 /// Payload that is read in order.
@@ -136,7 +136,9 @@ impl Fabric {
 #[inline]
 fn route_of(to: &Destination, head: &[u8]) -> PacketRoute {
     let (flow, traffic_class) = (to.flow, to.traffic_class);
-    PacketRoute { to: PeerIndex(to.host.0), qpn: dest_qpn(head), flow, traffic_class }
+    // Responses keep their order: the requester takes one that is ahead for a loss.
+    let spreads = to.selective && to.frame_bytes > 0 && is_rc_request(head);
+    PacketRoute { to: PeerIndex(to.host.0), qpn: dest_qpn(head), flow, spreads, traffic_class }
 }
 
 /// The headers of a burst's first packet.

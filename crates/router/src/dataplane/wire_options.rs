@@ -18,6 +18,8 @@ pub struct WireOptions {
     pub gro: bool,
     /// Sending sockets, each with a source port of its own: 1 to 256.
     pub source_ports: u16,
+    /// One QP's stream to a FreeFlow host takes one of these after the other.
+    pub spread: bool,
     /// In place of the peers file's, 0 to 63.
     pub dscp: Option<u8>,
     pub send_buffer_bytes: u32,
@@ -36,6 +38,7 @@ impl Default for WireOptions {
             gso: defaults.gso,
             gro: defaults.gro,
             source_ports: defaults.source_port_count,
+            spread: defaults.spread,
             dscp: None,
             send_buffer_bytes: defaults.send_buffer_bytes,
             receive_buffer_bytes: defaults.receive_buffer_bytes,
@@ -65,6 +68,7 @@ impl WireOptions {
     pub(crate) fn open(&self, address: IpAddr, dscp: u8, shard_count: u8) -> io::Result<Vec<Udp>> {
         let config = UdpConfig {
             source_port_count: self.source_ports,
+            spread: self.spread,
             gso: self.gso,
             gro: self.gro,
             dscp: self.dscp.unwrap_or(dscp),

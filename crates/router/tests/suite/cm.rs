@@ -503,7 +503,7 @@ impl Machine {
         let head = management_head(3);
         let place = self
             .udp
-            .reserve(PacketRoute { to: PeerIndex(0), qpn: 1, flow: 0, traffic_class: 0 }, head.bytes())
+            .reserve(PacketRoute { to: PeerIndex(0), qpn: 1, flow: 0, spreads: false, traffic_class: 0 }, head.bytes())
             .unwrap();
         let (header, body) = place.split_at_mut(usize::from(head.header.length));
         header.copy_from_slice(head.header.as_slice());
