@@ -147,9 +147,8 @@ def test_short_messages_share_frames(lab, server, client, before):
     need(all(lengths == ",".join(["64"] * int(count)) for count, _, lengths in frames), f"other messages:\n{found[:2000]}")
 
 
-def test_a_stream_takes_several_source_ports(lab, server, client, before):
-    """One queue pair's messages, every byte of which its program checks, go by one port after the other: routers that choose
-    among paths by ports spread them. Acknowledgements keep one port."""
+def stream_packets(lab):
+    """Source, source port and length of UDP datagrams of one queue pair's messages, every byte of which its program checks."""
     harness.require_commands("tshark")
     packets = lab.directory / "stream.pcapng"
     capture = harness.Running(lab.host(1).command("capture", "-s", "60", "-w", packets))
@@ -164,11 +163,30 @@ def test_a_stream_takes_several_source_ports(lab, server, client, before):
     fields = ["-e", "ip.src", "-e", "udp.srcport", "-e", "udp.length"]
     found = harness.run(["tshark", "-r", packets, "-Y", f"udp.dstport == {roce.PORT}", "-T", "fields", *fields])
     lines = [line.split("\t") for line in found.splitlines() if line.count("\t") == 2]  # not tshark's warnings
+    need(len({source for source, _, length in lines if int(length) > 4096}) == 2, f"no stream each way:\n{found[:2000]}")
+    return lines
+
+
+def test_a_stream_takes_several_source_ports(lab, server, client, before):
+    """Routers that choose among paths by ports spread even one queue pair's messages. Acknowledgements keep one port."""
+    lines = stream_packets(lab)
     for source in {source for source, _, _ in lines}:
         ports = {port for other, port, length in lines if other == source and int(length) > 4096}
         need(len(ports) >= 4, f"the stream of {source} has only the ports {ports}")
         ports = {port for other, port, length in lines if other == source and int(length) == 8 + 12 + 4 + 4}
         need(len(ports) == 1, f"the acknowledgements of {source} have the ports {ports}")
+
+
+def test_a_stream_keeps_its_source_port_where_it_is_told_to(tmp_path, monkeypatch):
+    router = tmp_path / "freeflow-router"
+    router.write_text(f"#!/bin/sh\nexec {harness.settings.DIST}/bin/freeflow-router \"$@\" --wire-options '{{\"spread\": false}}'\n")
+    router.chmod(0o755)
+    monkeypatch.setenv("FREEFLOW_ROUTER", str(router))
+    with harness.Lab(2, 4200) as lab:
+        lines = stream_packets(lab)
+    for source in {source for source, _, _ in lines}:
+        ports = {port for other, port, length in lines if other == source and int(length) > 4096}
+        need(len(ports) == 1, f"the stream of {source} has the ports {ports}")
 
 
 def test_perftest_to_a_group(lab, server, client, before):
