@@ -16,10 +16,13 @@ use serde_json::{Value, json};
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a router may take to answer before it counts as stuck.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
+/// A router that closes its socket at once, and looks dead, may be dying for so long.
+const DYING_TIME: Duration = Duration::from_secs(1);
+const DYING_INTERVAL: Duration = Duration::from_millis(20);
 const SILENCE: &str = "the router does not answer on its admin socket; see its log, or restart it with freeflow up";
 
 /// A connection to a running router of our protocol version.
@@ -57,17 +60,21 @@ impl Admin {
     }
 
     pub fn look(run_dir: &RunDir) -> Presence {
-        let path = run_dir.admin_socket();
-        let socket = match connect_seqpacket(&path) {
-            Ok(socket) => socket,
-            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
-                return Presence::Absent;
+        let (path, begin) = (run_dir.admin_socket(), Instant::now());
+        loop {
+            let socket = match connect_seqpacket(&path) {
+                Ok(socket) => socket,
+                Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
+                    return Presence::Absent;
+                }
+                Err(error) => return Presence::Unusable(Failure::new(format!("{}: {error}", path.display()))),
+            };
+            match Self::greet(run_dir, socket) {
+                Ok(admin) => return Presence::Running(admin),
+                // The socket of a router that was killed is there until its process is gone.
+                Err(_) if begin.elapsed() < DYING_TIME => std::thread::sleep(DYING_INTERVAL),
+                Err(failure) => return Presence::Unusable(failure),
             }
-            Err(error) => return Presence::Unusable(Failure::new(format!("{}: {error}", path.display()))),
-        };
-        match Self::greet(run_dir, socket) {
-            Ok(admin) => Presence::Running(admin),
-            Err(failure) => Presence::Unusable(failure),
         }
     }
 
