@@ -167,6 +167,7 @@ def stream_packets(lab):
     return lines
 
 
+@pytest.mark.usual_shards  # of each shard there are two
 def test_a_stream_takes_several_source_ports(lab, server, client, before):
     """Routers that choose among paths by ports spread even one queue pair's messages. Acknowledgements keep one port."""
     lines = stream_packets(lab)
