@@ -134,12 +134,12 @@ pub struct Up {
     #[arg(long, value_name = "MODE")]
     pub mode: Option<Mode>,
     /// Threads of the router that copy messages, 1 to 32, or auto [default: auto, which is 1 below eight processors]
-    #[arg(long, value_name = "N")]
-    pub workers: Option<Workers>,
+    #[arg(long, value_name = "N", value_parser = parse_workers)]
+    pub workers: Option<ThreadCount>,
     /// Engines of the router that work side by side, each with vNICs of its own: 1, 2, 4, 8, or auto [default: auto,
     /// which is 1 below 16 processors, and without --peers]
-    #[arg(long, value_name = "N")]
-    pub shards: Option<Shards>,
+    #[arg(long, value_name = "N", value_parser = parse_shards)]
+    pub shards: Option<ThreadCount>,
     /// Which vNICs share one of them [default: tenant]
     #[arg(long, value_enum)]
     pub shard_by: Option<ShardBy>,
@@ -193,14 +193,14 @@ impl FromStr for MetricsListen {
     }
 }
 
-/// Value of `--workers`.
+/// A number of threads, or as many as suit the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Workers {
+pub enum ThreadCount {
     Auto,
     Count(u32),
 }
 
-impl Workers {
+impl ThreadCount {
     /// `None`: what suits the machine.
     pub fn count(self) -> Option<u32> {
         match self {
@@ -208,47 +208,24 @@ impl Workers {
             Self::Count(count) => Some(count),
         }
     }
-}
 
-impl FromStr for Workers {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn parse(text: &str, may_be: impl Fn(u32) -> bool, hint: &str) -> Result<Self, String> {
         match text.parse() {
             _ if text == "auto" => Ok(Self::Auto),
-            Ok(count @ 1..=32) => Ok(Self::Count(count)),
-            _ => Err("write a number from 1 to 32, or auto".into()),
+            Ok(count) if may_be(count) => Ok(Self::Count(count)),
+            _ => Err(hint.into()),
         }
     }
+}
+
+/// Value of `--workers`.
+fn parse_workers(text: &str) -> Result<ThreadCount, String> {
+    ThreadCount::parse(text, |count| (1..=32).contains(&count), "write a number from 1 to 32, or auto")
 }
 
 /// Value of `--shards`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shards {
-    Auto,
-    Count(u8),
-}
-
-impl Shards {
-    /// `None`: what suits the machine.
-    pub fn count(self) -> Option<u8> {
-        match self {
-            Self::Auto => None,
-            Self::Count(count) => Some(count),
-        }
-    }
-}
-
-impl FromStr for Shards {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text.parse() {
-            _ if text == "auto" => Ok(Self::Auto),
-            Ok(count @ (1 | 2 | 4 | 8)) => Ok(Self::Count(count)),
-            _ => Err("write 1, 2, 4, 8, or auto".into()),
-        }
-    }
+fn parse_shards(text: &str) -> Result<ThreadCount, String> {
+    ThreadCount::parse(text, |count| matches!(count, 1 | 2 | 4 | 8), "write 1, 2, 4, 8, or auto")
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -595,11 +572,11 @@ pub struct LabUp {
     #[arg(long, value_name = "MODE")]
     pub mode: Option<Mode>,
     /// Threads of each router that copy messages, 1 to 32, or auto [default: auto]
-    #[arg(long, value_name = "N")]
-    pub workers: Option<Workers>,
+    #[arg(long, value_name = "N", value_parser = parse_workers)]
+    pub workers: Option<ThreadCount>,
     /// Engines of each router that work side by side: 1, 2, 4, 8, or auto [default: auto]
-    #[arg(long, value_name = "N")]
-    pub shards: Option<Shards>,
+    #[arg(long, value_name = "N", value_parser = parse_shards)]
+    pub shards: Option<ThreadCount>,
     /// Which vNICs share one of them [default: tenant]
     #[arg(long, value_enum)]
     pub shard_by: Option<ShardBy>,

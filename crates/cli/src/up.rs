@@ -1,7 +1,7 @@
 //! `freeflow up` and `freeflow down`.
 
 use crate::admin::{Admin, Presence};
-use crate::arguments::{ShardBy, Shards, Up, Workers};
+use crate::arguments::{ShardBy, ThreadCount, Up};
 use crate::failure::{Context, Failure, Result, fail};
 use crate::holders::Holders;
 use crate::process::Process;
@@ -269,11 +269,12 @@ fn check_unchanged(run_dir: &RunDir, admin: &mut Admin, arguments: &Up) -> Resul
             .zip(addresses::parse_cidr(&pool))
             .is_some_and(|(one, other)| one.1 == other.1 && addresses::overlap(one, other))
     };
+    let given = |field: fn(&Settings) -> Option<u32>| run_dir.settings().as_ref().and_then(field);
     let difference = if mode.is_some_and(|mode| mode != status.mode) {
         format!("mode {}", status.mode)
-    } else if arguments.workers.is_some_and(|asked| is_other(asked, status.worker_count, run_dir)) {
+    } else if arguments.workers.is_some_and(|asked| is_other(asked, status.worker_count, given(|last| last.workers))) {
         format!("{} workers", status.worker_count)
-    } else if arguments.shards.is_some_and(|asked| are_others(asked, status.shard_count, run_dir)) {
+    } else if arguments.shards.is_some_and(|asked| is_other(asked, status.shard_count, given(|last| last.shards))) {
         format!("{} shards", status.shard_count)
     } else if arguments.host.as_ref().is_some_and(|host| *host != status.host) {
         format!("host name {}", status.host)
@@ -308,20 +309,9 @@ fn check_unchanged(run_dir: &RunDir, admin: &mut Admin, arguments: &Up) -> Resul
     )))
 }
 
-/// The same of shards.
-fn are_others(asked: Shards, shard_count: u32, run_dir: &RunDir) -> bool {
-    match asked.count() {
-        Some(count) => u32::from(count) != shard_count,
-        None => run_dir.settings().is_some_and(|last| last.shards.is_some()),
-    }
-}
-
-/// Whether a router with so many workers is not what is asked for.
-fn is_other(asked: Workers, worker_count: u32, run_dir: &RunDir) -> bool {
-    match asked.count() {
-        Some(count) => count != worker_count,
-        None => run_dir.settings().is_some_and(|last| last.workers.is_some()),
-    }
+/// Whether a router with so many threads of a kind is not what is asked for; it was brought up with `given` of them.
+fn is_other(asked: ThreadCount, count: u32, given: Option<u32>) -> bool {
+    asked.count().map_or(given.is_some(), |asked| asked != count)
 }
 
 /// Brings vNICs, interfaces and records into line with the containers that live. Names the containers whose vNIC the

@@ -52,7 +52,7 @@ pub struct Settings {
     pub workers: Option<u32>,
     /// Engines that work side by side; what suits the machine, if none.
     #[serde(default)]
-    pub shards: Option<u8>,
+    pub shards: Option<u32>,
     /// Which vNICs share one: `tenant` or `vnic`.
     #[serde(default)]
     pub shard_by: Option<String>,
