@@ -66,18 +66,7 @@ fn objects_of_another_session_are_not_found() {
     assert_eq!(engine.destroy_qp(world, now, a.session, b.qp), Err(Refusal::Error(NotFound)));
     assert_eq!(engine.destroy_ah(a.session, ah), Err(NotFound));
     assert_eq!(engine.create_ah(a.session, b.pd, &address(gid(9))), Err(NotFound));
-    let init = QpInit {
-        pd: Some(a.pd),
-        qp_type: QpType::Rc,
-        send_cq: Some(a.cq),
-        recv_cq: Some(a.cq),
-        srq: None,
-        xrcd: None,
-        block_own_multicast: false,
-        capabilities: capabilities(),
-        all_signaled: false,
-        cookie: 0,
-    };
+    let init = rc_init(a.pd, a.cq);
     for foreign in [
         QpInit { pd: Some(b.pd), ..init },
         QpInit { send_cq: Some(b.cq), ..init },
@@ -122,18 +111,7 @@ fn limits_of_a_vnic() {
     assert_eq!(engine.create_srq(session, pd, asked, None, 0), Err(NoMemory));
     engine.create_ah(session, pd, &address(gid(2))).unwrap();
     assert_eq!(engine.create_ah(session, pd, &address(gid(2))), Err(NoMemory));
-    let init = QpInit {
-        pd: Some(pd),
-        qp_type: QpType::Rc,
-        send_cq: Some(cq),
-        recv_cq: Some(cq),
-        srq: None,
-        xrcd: None,
-        capabilities: capabilities(),
-        all_signaled: false,
-        block_own_multicast: false,
-        cookie: 0,
-    };
+    let init = rc_init(pd, cq);
     engine.create_qp(session, init).unwrap();
     assert_eq!(engine.create_qp(session, init), Err(NoMemory));
     let mut register = |length| engine.register_mr(session, pd, 0, length, 0, Access(0));

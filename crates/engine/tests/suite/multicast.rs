@@ -185,18 +185,7 @@ fn own_messages_come_back_unless_blocked() {
     let other = net.end_at(vnic, gid, QpType::Ud, false);
     net.connect(&other, &other);
     net.engine.attach_multicast(other.session, other.qp, group(1)).unwrap();
-    let init = QpInit {
-        pd: Some(e.pd),
-        qp_type: QpType::Ud,
-        send_cq: Some(e.cq),
-        recv_cq: Some(e.cq),
-        srq: None,
-        xrcd: None,
-        capabilities: capabilities(),
-        all_signaled: false,
-        block_own_multicast: true,
-        cookie: 5,
-    };
+    let init = QpInit { qp_type: QpType::Ud, block_own_multicast: true, cookie: 5, ..rc_init(e.pd, e.cq) };
     let (qp, qpn, _) = net.engine.create_qp(e.session, init).unwrap();
     net.qps.push(qp);
     net.types.insert(qp, QpType::Ud);

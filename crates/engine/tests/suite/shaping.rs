@@ -569,18 +569,7 @@ fn quotas_refuse_by_vnic_and_by_network() {
     assert_eq!(net.engine.network_usage(network).qps, 2);
     let limits = NetworkLimits { qp_count_max: Some(3), registered_bytes_max: Some(5 << 20), ..Default::default() };
     net.engine.set_network_limits(network, limits);
-    let init = |end: &End| QpInit {
-        pd: Some(end.pd),
-        qp_type: QpType::Rc,
-        send_cq: Some(end.cq),
-        recv_cq: Some(end.cq),
-        srq: None,
-        xrcd: None,
-        capabilities: capabilities(),
-        all_signaled: false,
-        block_own_multicast: false,
-        cookie: 0,
-    };
+    let init = |end: &End| rc_init(end.pd, end.cq);
     let qp = net.engine.create_qp(a.session, init(&a)).unwrap().0;
     assert_eq!(net.engine.create_qp(b.session, init(&b)).unwrap_err(), VerbsError::NoMemory);
     let mut own = net.engine.limits(b.vnic).unwrap();

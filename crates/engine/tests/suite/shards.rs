@@ -57,21 +57,6 @@ fn names(of: &Objects) -> [(u32, u32); 12] {
     ]
 }
 
-fn init(end: &End) -> QpInit {
-    QpInit {
-        pd: Some(end.pd),
-        qp_type: QpType::Rc,
-        send_cq: Some(end.cq),
-        recv_cq: Some(end.cq),
-        srq: None,
-        xrcd: None,
-        block_own_multicast: false,
-        capabilities: capabilities(),
-        all_signaled: false,
-        cookie: 0,
-    }
-}
-
 /// Every call with a name of another shard is refused, and changes nothing.
 fn finds_nothing(net: &mut Net, own: &Objects, foreign: &Objects) {
     let (end, other) = (&own.end, &foreign.end);
@@ -123,12 +108,13 @@ fn finds_nothing(net: &mut Net, own: &Objects, foreign: &Objects) {
     assert_eq!(engine.create_srq(end.session, end.pd, asked, Some((foreign.xrcd, end.cq)), 0), Err(NotFound));
     assert_eq!(engine.create_srq(end.session, end.pd, asked, Some((own.xrcd, other.cq)), 0), Err(NotFound));
     assert_eq!(engine.open_qp(end.session, foreign.xrcd, own.target.1), Err(NotFound));
-    let target = QpInit { pd: None, send_cq: None, recv_cq: None, qp_type: QpType::XrcReceive, ..init(end) };
+    let target =
+        QpInit { pd: None, send_cq: None, recv_cq: None, qp_type: QpType::XrcReceive, ..rc_init(end.pd, end.cq) };
     for init in [
-        QpInit { pd: Some(other.pd), ..init(end) },
-        QpInit { send_cq: Some(other.cq), ..init(end) },
-        QpInit { recv_cq: Some(other.cq), ..init(end) },
-        QpInit { srq: Some(foreign.srq), ..init(end) },
+        QpInit { pd: Some(other.pd), ..rc_init(end.pd, end.cq) },
+        QpInit { send_cq: Some(other.cq), ..rc_init(end.pd, end.cq) },
+        QpInit { recv_cq: Some(other.cq), ..rc_init(end.pd, end.cq) },
+        QpInit { srq: Some(foreign.srq), ..rc_init(end.pd, end.cq) },
         QpInit { xrcd: Some(foreign.xrcd), ..target },
     ] {
         assert_eq!(engine.create_qp(end.session, init), Err(NotFound));

@@ -447,6 +447,22 @@ pub fn gid(last: u8) -> Gid {
     Gid::from_ip(IpAddr::V4(Ipv4Addr::new(10, 0, 0, last)))
 }
 
+/// Of an RC QP with one CQ.
+pub fn rc_init(pd: PdId, cq: CqId) -> QpInit {
+    QpInit {
+        pd: Some(pd),
+        qp_type: QpType::Rc,
+        send_cq: Some(cq),
+        recv_cq: Some(cq),
+        srq: None,
+        xrcd: None,
+        block_own_multicast: false,
+        capabilities: capabilities(),
+        all_signaled: false,
+        cookie: 0,
+    }
+}
+
 pub fn capabilities() -> QpCapabilities {
     QpCapabilities { max_send_wr: 64, max_recv_wr: 64, max_send_sge: 30, max_recv_sge: 30, max_inline_data: 1024 }
 }
