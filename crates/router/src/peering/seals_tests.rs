@@ -12,7 +12,7 @@ const H: HostId = HostId(1);
 const NOW: Instant = Instant(1_000_000_000_000);
 
 /// h2, which h1 dials.
-fn file(sealed: bool) -> PeersFile {
+pub(super) fn file(sealed: bool) -> PeersFile {
     let address = |number: u8| format!("192.0.2.{number}").parse().unwrap();
     PeersFile {
         host: "h2".into(),

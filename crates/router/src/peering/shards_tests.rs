@@ -1,5 +1,5 @@
 //! How many engines routers have: who says it to whom, and what is believed.
-use super::file::{KEY_BYTES, PeerEntry, PeersFile};
+use super::seals_tests::file;
 use super::state::{Output, State};
 use super::update::Update;
 use freeflow_engine::HostId;
@@ -9,29 +9,6 @@ use freeflow_verbs::Instant;
 
 const H: HostId = HostId(1);
 const NOW: Instant = Instant(1_000_000_000_000);
-
-/// h2, which h1 dials.
-fn file(sealed: bool) -> PeersFile {
-    let address = |number: u8| format!("192.0.2.{number}").parse().unwrap();
-    PeersFile {
-        host: "h2".into(),
-        address: address(2),
-        control_port: 4790,
-        key_file: "key".into(),
-        icrc: true,
-        frames: true,
-        sealed,
-        peers: vec![PeerEntry {
-            host: "h1".into(),
-            address: address(1),
-            control_port: 4790,
-            public_key: [1; KEY_BYTES],
-            prefixes: vec!["10.111.1.0/24".parse().unwrap()],
-        }],
-        external: Vec::new(),
-        dscp: 0,
-    }
-}
 
 /// A router with so many engines that has heard a greeting, and what it did then.
 fn greeted(shard_count: u8, features: u64) -> (State, Vec<Output>) {
