@@ -28,6 +28,11 @@ impl Shard {
         (0..count).filter_map(move |index| Self::new(index, count))
     }
 
+    /// Numbers of the router's other engines.
+    pub fn others(self) -> impl Iterator<Item = u8> {
+        (0..self.count).filter(move |&index| index != self.index)
+    }
+
     /// Its number.
     pub const fn index(self) -> u8 {
         self.index
@@ -61,6 +66,7 @@ mod tests {
         assert_eq!(counts, [1, 2, 4, 8]);
         assert_eq!((Shard::new(3, 4).map(Shard::index), Shard::new(4, 4)), (Some(3), None));
         assert_eq!((Shard::all(4).count(), Shard::all(3).count()), (4, 0));
+        assert!(Shard::new(1, 4).is_some_and(|shard| shard.others().eq([0, 2, 3])));
     }
 
     #[test]

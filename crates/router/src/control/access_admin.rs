@@ -61,7 +61,7 @@ impl Control {
             self.cm.access().set_vnic(network, gid, identity.clone());
             self.peers.attached(&name, gid, identity.clone());
         }
-        self.tell_siblings(shard, &parties(network, &gids, Some(&identity)));
+        self.tell_siblings(shard, &parties(network, &gids, &identity));
         self.workers.of(shard).send(SetVnicIdentity { network, gids, identity });
     }
 

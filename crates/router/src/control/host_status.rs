@@ -2,6 +2,7 @@
 use crate::audit::Who;
 use crate::config::Mode;
 use crate::control::external::ExternalPolicy;
+use crate::control::shards::of_shard;
 use crate::control::thread::Control;
 use crate::control::vnics::add;
 use crate::dataplane::command::ReadStatus;
@@ -17,10 +18,12 @@ impl Control {
     pub(crate) fn router_status(&mut self, finish: impl FnOnce(RouterStatus) + Send + 'static) {
         let sleeping = self.workers.all().all(|(_, worker)| worker.waker.is_sleeping());
         let all: Vec<VnicId> = self.vnics.iter().map(|(_, vnic)| vnic.engine_id).collect();
-        let command = |shard| ReadStatus { vnics: all.iter().copied().filter(|vnic| vnic.shard() == shard).collect() };
-        self.ask_all(command, move |control, counted| {
-            finish(control.describe_router(sleeping, &WorkerStatus::sum(counted)));
-        });
+        self.ask_all(
+            |shard| ReadStatus { vnics: of_shard(&all, shard) },
+            move |control, counted| {
+                finish(control.describe_router(sleeping, &WorkerStatus::sum(counted)));
+            },
+        );
     }
 
     fn describe_router(&self, sleeping: bool, counted: &WorkerStatus) -> RouterStatus {

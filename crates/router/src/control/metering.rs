@@ -8,6 +8,7 @@ use crate::admission::violations::ViolationClass;
 use crate::api::meters::{HostMeter, MeterPage, NetworkMeter, Position, VnicMeter};
 use crate::config::Mode;
 use crate::control::resources;
+use crate::control::shards::of_shard;
 use crate::control::thread::Control;
 use crate::control::vnic_entry::VnicEntry;
 use crate::dataplane::command::{CountPaths, MeterHost, MeterVnics};
@@ -92,7 +93,7 @@ impl Control {
         let (first, order): (freeflow_engine::VnicId, Vec<u8>) =
             (ids[0], ids.iter().map(|vnic| vnic.shard()).collect());
         let command = |shard| MeterVnics {
-            vnics: ids.iter().copied().filter(|vnic| vnic.shard() == shard).collect(),
+            vnics: of_shard(&ids, shard),
             with_qps,
             after_qpn: qpn.filter(|_| first.shard() == shard),
             counts_direct: is_first,

@@ -48,13 +48,14 @@ fn part_of_rate(limit: RateLimit, shard: u8, count: u8) -> RateLimit {
 }
 
 /// For other shards: the owner of these addresses.
-pub(crate) fn parties(network: NetworkId, gids: &[Gid], identity: Option<&Arc<VnicIdentity>>) -> Vec<Update> {
-    gids.iter().map(|&gid| Update::Party { network, gid, identity: identity.cloned() }).collect()
+pub(crate) fn parties(network: NetworkId, gids: &[Gid], identity: &Arc<VnicIdentity>) -> Vec<Update> {
+    gids.iter().map(|&gid| Update::Party { network, gid, identity: Some(identity.clone()) }).collect()
 }
 
-/// Where these addresses are, for the other shards; `None`: they are gone.
-pub(crate) fn routes(network: NetworkId, gids: &[Gid], shard: Option<u8>) -> Vec<Update> {
-    gids.iter().map(|&gid| Update::Route { network, gid, host: shard.map(host_of) }).collect()
+/// Where a vNIC's addresses are, for the other shards; `None`: they are gone.
+pub(crate) fn routes(place: &Place, shard: Option<u8>) -> Vec<Update> {
+    let (network, host) = (place.network, shard.map(host_of));
+    place.gids.iter().map(|&gid| Update::Route { network, gid, host }).collect()
 }
 
 impl Control {
@@ -75,7 +76,7 @@ impl Control {
 
     /// A vNIC is gone.
     pub(crate) fn forget_at_siblings(&mut self, place: &Place) {
-        self.tell_siblings(place.shard, &routes(place.network, &place.gids, None));
+        self.tell_siblings(place.shard, &routes(place, None));
         self.placement.leave(place);
     }
 
@@ -116,7 +117,7 @@ impl Control {
 
     /// Tells the shards other than a vNIC's own about it.
     pub(crate) fn tell_siblings(&self, own: u8, updates: &[Update]) {
-        for (_, worker) in self.workers.all().filter(|&(shard, _)| shard != own) {
+        for worker in self.workers.others(own) {
             let backlog = Arc::new(AtomicUsize::new(updates.len()));
             worker.send(UpdatePeers { updates: updates.to_vec(), backlog });
         }
@@ -124,7 +125,7 @@ impl Control {
 
     /// Names, in what is reported of attempts, the networks of other shards' vNICs.
     pub(crate) fn name_network(&self, own: u8, network: NetworkId, name: &str) {
-        for (_, worker) in self.workers.all().filter(|&(shard, _)| shard != own) {
+        for worker in self.workers.others(own) {
             worker.send(NameNetwork { network, name: name.to_owned() });
         }
     }
@@ -204,9 +205,7 @@ impl Control {
         counts_direct: bool,
         then: impl FnOnce(&mut Control, Vec<VnicNumbers>) + Send + 'static,
     ) {
-        let of_shard =
-            |shard: u8| -> Vec<VnicId> { vnics.iter().copied().filter(|vnic| vnic.shard() == shard).collect() };
-        let command = |shard| ReadVnics { vnics: of_shard(shard), counts_direct };
+        let command = |shard| ReadVnics { vnics: of_shard(&vnics, shard), counts_direct };
         let order: Vec<u8> = vnics.iter().map(|vnic| vnic.shard()).collect();
         self.ask_all(command, move |control, answers| {
             let mut answers: Vec<_> = answers.into_iter().map(Vec::into_iter).collect();
@@ -215,6 +214,11 @@ impl Control {
             then(control, numbers);
         });
     }
+}
+
+/// Those of these vNICs that are of a shard.
+pub(crate) fn of_shard(vnics: &[VnicId], shard: u8) -> Vec<VnicId> {
+    vnics.iter().copied().filter(|vnic| vnic.shard() == shard).collect()
 }
 
 /// The shard that an update concerns; `None`: all.

@@ -168,11 +168,9 @@ impl Control {
         }
         let tree = sysfs::directory(&directory(&self.config.run_dir, &id));
         self.sysfs.add(engine_id, tree, &record, network.id, &external::gids(&record, external));
-        let gids: Vec<Gid> = record.gids().collect();
-        let own = engine_id.shard();
-        self.name_network(own, network.id, &record.network);
-        self.tell_siblings(own, &routes(network.id, &gids, Some(own)));
-        self.tell_siblings(own, &parties(network.id, &gids, Some(&identity)));
+        self.name_network(place.shard, network.id, &record.network);
+        let known = parties(network.id, &place.gids, &identity);
+        self.tell_siblings(place.shard, &[routes(&place, Some(place.shard)), known].concat());
         let (account, closer) = (Arc::new(Account::new(self.commons.clone())), Arc::<Closer>::default());
         let entry = VnicEntry {
             record,
@@ -295,14 +293,11 @@ impl Control {
         made: Result<VnicId, VerbsError>,
     ) {
         let (id, address) = (record.id.clone(), record.address);
-        let place = match self.making.remove(&id) {
-            Some((latest, place, _)) if latest == making => place,
-            other => {
-                // It was deleted meanwhile, and may be there again: `end_vnic` saw to this one.
-                self.making.extend(other.map(|other| (id, other)));
-                return;
-            }
-        };
+        if self.making.get(&id).is_none_or(|(latest, ..)| *latest != making) {
+            // It was deleted meanwhile, and may be there again: `end_vnic` saw to this one.
+            return;
+        }
+        let Some((_, place, _)) = self.making.remove(&id) else { return };
         // The peers file or the network may say another thing since.
         let external_now = self.external_gid(&record.network, place.shard);
         if let Ok(engine_id) = made

@@ -33,6 +33,11 @@ impl Workers {
         self.0.iter().enumerate().map(|(shard, handle)| (shard as u8, handle))
     }
 
+    /// The same without one.
+    pub fn others(&self, own: u8) -> impl Iterator<Item = &WorkerHandle> {
+        self.all().filter(move |&(shard, _)| shard != own).map(|(_, worker)| worker)
+    }
+
     pub fn count(&self) -> u8 {
         self.0.len() as u8
     }

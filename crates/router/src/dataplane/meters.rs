@@ -155,16 +155,9 @@ impl MeteredVnics {
 impl QpPage {
     /// One page of those of several shards, each of which began behind the same number.
     pub fn merge(pages: Vec<Self>) -> Self {
-        let more = pages.iter().any(|page| page.more);
-        // Behind the end of a page that has more there may be others of its shard.
-        let ends = pages.iter().filter(|page| page.more).filter_map(|page| Some(page.rows.last()?.look.qpn));
-        let end = ends.min();
-        let mut rows: Vec<QpRow> = pages.into_iter().flat_map(|page| page.rows).collect();
-        rows.retain(|row| end.is_none_or(|end| row.look.qpn <= end));
-        rows.sort_unstable_by_key(|row| row.look.qpn);
-        let is_cut = rows.len() > LIST_QPS_MAX;
-        rows.truncate(LIST_QPS_MAX);
-        Self { rows, more: more || is_cut }
+        let pages = pages.into_iter().map(|page| (page.rows, page.more)).collect();
+        let (rows, more) = merge_pages(pages, |row: &QpRow| row.look.qpn.0, LIST_QPS_MAX);
+        Self { rows, more }
     }
 }
 
@@ -175,7 +168,6 @@ pub(crate) struct WorkerStatus {
     /// Of the vNICs that were asked about.
     pub numbers: Vec<VnicNumbers>,
     pub direct: DirectCounts,
-    pub worker_count: u32,
     pub moved_bytes: u64,
     pub cpu_us: u64,
 }
@@ -188,7 +180,6 @@ impl WorkerStatus {
             sum.numbers.extend(more.numbers);
             sum.direct.direct_ring_qps += more.direct.direct_ring_qps;
             sum.direct.grant_qps += more.direct.grant_qps;
-            sum.worker_count += more.worker_count;
             sum.moved_bytes += more.moved_bytes;
             sum.cpu_us += more.cpu_us;
             sum
@@ -238,6 +229,20 @@ impl WorkerMeter {
     }
 }
 
+/// One page, in order of QPN, of those of several shards, each with whether there is more behind it.
+pub(crate) fn merge_pages<T>(pages: Vec<(Vec<T>, bool)>, qpn: impl Fn(&T) -> u32, count_max: usize) -> (Vec<T>, bool) {
+    let more = pages.iter().any(|(_, more)| *more);
+    // Behind the end of a page that has more there may be others of its shard.
+    let ends = pages.iter().filter(|(_, more)| *more).filter_map(|(rows, _)| rows.last().map(&qpn));
+    let end = ends.min();
+    let mut rows: Vec<T> = pages.into_iter().flat_map(|(rows, _)| rows).collect();
+    rows.retain(|row| end.is_none_or(|end| qpn(row) <= end));
+    rows.sort_unstable_by_key(&qpn);
+    let is_cut = rows.len() > count_max;
+    rows.truncate(count_max);
+    (rows, more || is_cut)
+}
+
 /// Adds counts to those of the same names.
 pub(crate) fn add_named(sum: &mut Vec<Named>, more: Vec<Named>) {
     for (name, count) in more {
@@ -264,6 +269,14 @@ mod tests {
     fn merged(pages: Vec<MeteredVnics>, order: &[u8]) -> (Vec<u32>, Option<(usize, u32)>) {
         let MeteredVnics { vnics, end } = MeteredVnics::merge(pages, order);
         (vnics.iter().map(|vnic| vnic.numbers.usage.qps).collect(), end)
+    }
+
+    #[test]
+    fn pages_of_qps_end_where_the_first_of_them_does() {
+        let merged = |pages| merge_pages(pages, |&qpn: &u32| qpn, 4);
+        assert_eq!(merged(vec![(vec![2, 4], false), (vec![1, 3], false)]), (vec![1, 2, 3, 4], false));
+        assert_eq!(merged(vec![(vec![2, 8], true), (vec![1, 5, 9], false)]), (vec![1, 2, 5, 8], true));
+        assert_eq!(merged(vec![(vec![2, 4, 6], false), (vec![1, 3], false)]), (vec![1, 2, 3, 4], true));
     }
 
     #[test]

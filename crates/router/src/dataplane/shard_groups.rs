@@ -64,8 +64,7 @@ impl Fabric {
         }
         let Some(key) = self.shard_groups.by_qpn.get(&qpn) else { return };
         let (Some(siblings), Some(members)) = (&mut self.siblings, self.groups.get(key)) else { return };
-        let own = siblings.shard;
-        for shard in (0..own.count()).filter(|&shard| shard != own.index()) {
+        for shard in siblings.shard.others() {
             let Some(member) = members.get(&host_of(shard)) else { continue };
             siblings.hand_on(shard, Origin::Relayed(from), ip, packet, Some(*member));
         }

@@ -239,8 +239,7 @@ impl Siblings {
 
     /// The other shards, as hosts.
     pub fn hosts(&self) -> impl Iterator<Item = HostId> {
-        let own = self.shard.index();
-        (0..self.shard.count()).filter(move |&shard| shard != own).map(host_of)
+        self.shard.others().map(host_of)
     }
 
     /// How packets get to another shard.
@@ -439,8 +438,7 @@ impl Siblings {
     /// Asks the other shards whether a key is another network's of theirs. Of tenants who try many, some are not asked
     /// about: it is for the audit log.
     pub fn ask_whose_key(&mut self, own: NetworkId, attempt: &Violation) {
-        let own_shard = self.shard;
-        for shard in (0..own_shard.count()).filter(|&shard| shard != own_shard.index()) {
+        for shard in self.shard.others() {
             self.tell_attempt(shard, own, attempt);
         }
     }
@@ -464,7 +462,7 @@ impl Siblings {
 
     /// By which QPN this shard's members of a multicast group are reached.
     pub fn group(&self, network: NetworkId, gid: Gid, qpn: Option<Qpn>) {
-        for shard in (0..self.shard.count()).filter(|&shard| shard != self.shard.index()) {
+        for shard in self.shard.others() {
             self.tell(shard, Update::Group { host: self.own_host(), network, gid, qpn });
         }
     }

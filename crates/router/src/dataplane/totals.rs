@@ -39,7 +39,7 @@ pub fn by_path(counters: &VnicCounters) -> [PathTotals; 3] {
 }
 
 impl Totals {
-    /// The counts of another shard.
+    /// Adds the counts of another shard, or of a vNIC.
     pub(crate) fn add_totals(&mut self, more: &Self) {
         let grow = |sum: &mut u64, more: u64| *sum = sum.saturating_add(more);
         for (sum, more) in self.paths.iter_mut().zip(&more.paths) {
@@ -53,15 +53,13 @@ impl Totals {
     }
 
     pub(crate) fn add(&mut self, counters: &VnicCounters) {
-        let grow = |sum: &mut u64, more: u64| *sum = sum.saturating_add(more);
-        for (sum, more) in self.paths.iter_mut().zip(by_path(counters)) {
-            grow(&mut sum.messages, more.messages);
-            grow(&mut sum.bytes, more.bytes);
-        }
-        grow(&mut self.out_bytes, counters.sent.bytes);
-        grow(&mut self.in_bytes, counters.received.bytes);
-        grow(&mut self.wire_packets_sent, counters.wire.packets_sent);
-        grow(&mut self.wire_packets_received, counters.wire.packets_received);
+        self.add_totals(&Self {
+            paths: by_path(counters),
+            out_bytes: counters.sent.bytes,
+            in_bytes: counters.received.bytes,
+            wire_packets_sent: counters.wire.packets_sent,
+            wire_packets_received: counters.wire.packets_received,
+        });
     }
 }
 

@@ -1,5 +1,5 @@
 //! Counters of the wire under their names.
-use crate::dataplane::meters::add_named;
+use crate::dataplane::meters::{add_named, merge_pages};
 use crate::dataplane::worker::Worker;
 use freeflow_backend::{Faults, PeerIndex};
 use freeflow_engine::{Drops, QpWireStatus, WireCounters};
@@ -128,16 +128,18 @@ fn describe(qp: &QpWireStatus) -> WireQp {
 
 /// The status of all shards, and whether there are more QPs than are on the page.
 pub(crate) fn merge_wire(of_shards: Vec<(WireStatus, bool)>) -> (WireStatus, bool) {
-    let more_qps = of_shards.iter().any(|(_, more)| *more);
-    // Behind the end of a page that has more there may be others of its shard.
-    let ends = of_shards.iter().filter(|(_, more)| *more).filter_map(|(status, _)| Some(status.qps.last()?.qpn));
-    let end = ends.min();
-    let mut statuses = of_shards.into_iter().map(|(status, _)| status);
+    let mut pages = Vec::new();
+    let statuses: Vec<WireStatus> = (of_shards.into_iter())
+        .map(|(mut status, more)| {
+            pages.push((std::mem::take(&mut status.qps), more));
+            status
+        })
+        .collect();
+    let mut statuses = statuses.into_iter();
     let Some(mut sum) = statuses.next() else { return Default::default() };
     for more in statuses {
         add_named(&mut sum.counters, more.counters);
         add_named(&mut sum.drops, more.drops);
-        sum.qps.extend(more.qps);
         for host in more.hosts {
             // External hosts have numbers of each shard's own.
             match sum.hosts.iter_mut().find(|known| known.address == host.address) {
@@ -149,11 +151,9 @@ pub(crate) fn merge_wire(of_shards: Vec<(WireStatus, bool)>) -> (WireStatus, boo
             }
         }
     }
-    sum.qps.retain(|qp| end.is_none_or(|end| qp.qpn <= end));
-    sum.qps.sort_unstable_by_key(|qp| qp.qpn);
-    let is_cut = sum.qps.len() > PAGE_QPS_MAX;
-    sum.qps.truncate(PAGE_QPS_MAX);
-    (sum, more_qps || is_cut)
+    let more_qps;
+    (sum.qps, more_qps) = merge_pages(pages, |qp| qp.qpn, PAGE_QPS_MAX);
+    (sum, more_qps)
 }
 
 impl Worker {

@@ -213,6 +213,7 @@ impl CopyThreads {
     }
 
     /// Threads that copy, the worker if there are no others.
+    #[cfg(test)]
     pub fn worker_count(&self) -> u32 {
         self.threads.len().max(1) as u32
     }

@@ -39,7 +39,6 @@ impl Execute<ReadStatus> for Worker {
             usage: self.engine.usage(),
             numbers: vnics.into_iter().map(|id| self.vnic_numbers(id)).collect(),
             direct: self.direct_counts(),
-            worker_count: self.ports.copy_threads.worker_count(),
             moved_bytes: self.ports.copy_threads.moved_bytes(),
             cpu_us: cpu_time_us(),
         })
