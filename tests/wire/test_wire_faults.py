@@ -11,10 +11,12 @@ import time
 import pytest
 
 import harness
-from harness import PORT, Lab, need
+from harness import PORT, Lab, cm, need
+from harness.roce import PORT as ROCE_PORT
 
 MTU = 4200
 FAULT_MS = 500
+MARKS_MS = 4000
 FAULTS = {
     "loss 0.1 %": ["--loss", "0.1%"],
     "loss 5 %": ["--loss", "5%"],
@@ -104,6 +106,28 @@ def with_faults(lab, server, client, words, *options):
     count = injected(lab) - before
     need(count > 0, "no fault was injected")
     return f"{count} faults"
+
+
+# ---- marks of congestion
+
+# A switch that finds a queue: every packet that may be marked (ECT(0)) is.
+MARKS = ["-p", "udp", "--dport", ROCE_PORT, "-m", "tos", "--tos", "0x02/0x03", "-j", "TOS", "--set-tos", "0x03/0x03"]
+
+
+@contextlib.contextmanager
+def marking(host):
+    harness.require_commands("iptables")
+    rule = ["iptables", "-w", "-t", "mangle"]
+    harness.run(host.enter(*rule, "-A", "POSTROUTING", *MARKS))
+    try:
+        yield
+    finally:
+        harness.run(host.enter(*rule, "-D", "POSTROUTING", *MARKS))
+
+
+def sees_marks(host):
+    """Whether a queue pair has seen marks: on requests, or echoed to it."""
+    return any(qp["counters"].get("rcvd_ecn_marked", 0) for qp in host.wire()["qps"])
 
 
 # ---- hosts cut off
@@ -286,6 +310,18 @@ def test_random_requests_with(lab, server, client, faults):
 
 def test_random_requests_with_everything_at_path_mtu_256(lab, server, client):
     with_faults(lab, server, client, FAULTS["everything"], "-m", 256, "-q", 2)
+
+
+def test_marks_of_congestion_are_echoed(lab, server, client):
+    """Packets that one host sends are marked. The other one sees the marks, and the sender hears of them."""
+    pair = Pair(server, client, PORT, "-t", MARKS_MS)
+    try:
+        with marking(lab.host(1)):
+            for host in lab.hosts:
+                cm.wait_until(lambda host=host: sees_marks(host), f"host {host.number} sees no marks")
+        pair.need_right()
+    finally:
+        pair.forget()
 
 
 def test_short_cut(lab, server, client):

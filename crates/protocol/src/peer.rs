@@ -18,7 +18,8 @@ pub const PEER_PROTOCOL: Offer =
     Offer { features: FEATURE_FRAMES | FEATURE_SELECTIVE | FEATURE_RECORDS | FEATURE_SHARDS, ..Offer::only(1) };
 /// Packets of RC between the two hosts may be frames (`freeflow_wire::frame`).
 pub const FEATURE_FRAMES: u64 = 1;
-/// Beside frames: a responder may report which packets it keeps behind a missing one.
+/// Beside frames: a responder may report which packets it keeps behind a missing one, and echoes marks of congestion
+/// (ECN), so that packets of RC are ECN-capable.
 pub const FEATURE_SELECTIVE: u64 = 1 << 1;
 /// All packets between the two hosts are sealed (`freeflow_wire::sealed`). Who offers it requires it, too: a host is
 /// either sealed or plain, and those of different kinds agree on nothing.

@@ -75,8 +75,8 @@ impl Fabric {
         Self { link_model, rng, port_free_at, last, down, counts: Counts::default() }
     }
 
-    /// Arrivals of a datagram that leaves its host at `now`: none, one or two.
-    pub fn carry(&mut self, now: u64, from: usize, to: usize, bytes: usize) -> [Option<Arrival>; 2] {
+    /// Arrivals of a datagram that leaves its host at `now`: none, one or two. `ecn`: it may be marked.
+    pub fn carry(&mut self, now: u64, (from, to): (usize, usize), bytes: usize, ecn: bool) -> [Option<Arrival>; 2] {
         let link_model = self.link_model;
         let rng = &mut self.rng;
         // Always the same number of draws: one accident more or less changes nothing of the later
@@ -93,6 +93,7 @@ impl Fabric {
             self.counts.dropped_full += 1;
             return [None; 2];
         };
+        let marked = marked && ecn;
         let last = self.last.entry((from, to)).or_default();
         let in_order = (leaves + link_model.delay_ns + jitter).max(*last);
         let at = if overtaken { in_order + hold } else { in_order };
@@ -142,7 +143,7 @@ mod tests {
         let mut fabric = Fabric::new(link_model, Rng::new(1));
         let mut last = 0;
         for _ in 0..1000 {
-            let [Some(first), None] = fabric.carry(0, 0, 1, 4096) else { panic!("neither lost nor doubled") };
+            let [Some(first), None] = fabric.carry(0, (0, 1), 4096, true) else { panic!("neither lost nor doubled") };
             assert!(first.at >= last);
             last = first.at;
         }
@@ -155,7 +156,7 @@ mod tests {
         let link_model = LinkModel { loss: 100_000, duplication: 50_000, reordering: 20_000, ..LinkModel::default() };
         let mut fabric = Fabric::new(link_model, Rng::new(2));
         for _ in 0..100_000 {
-            fabric.carry(0, 0, 1, 64);
+            fabric.carry(0, (0, 1), 64, true);
         }
         let Counts { lost, doubled, overtaken, .. } = fabric.counts;
         assert!((9_500..10_500).contains(&lost), "{lost}");
@@ -173,7 +174,7 @@ mod tests {
         };
         let mut fabric = Fabric::new(link_model, Rng::new(3));
         for _ in 0..20 {
-            fabric.carry(0, 0, 1, 1000);
+            fabric.carry(0, (0, 1), 1000, true);
         }
         assert_eq!(fabric.counts.dropped_full, 20 - 9);
         assert!(fabric.counts.marked >= 5);

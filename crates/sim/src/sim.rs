@@ -481,7 +481,8 @@ impl Sim {
             return self.dispatch_inside(host, to, outgoing);
         }
         let ports = [host, to].map(|end| self.hosts[end].router);
-        let arrivals = self.fabric.carry(outgoing.at, ports[0], ports[1], outgoing.bytes.len());
+        let is_capable = outgoing.traffic_class & 3 != 0;
+        let arrivals = self.fabric.carry(outgoing.at, (ports[0], ports[1]), outgoing.bytes.len(), is_capable);
         let company = Records::parse(&outgoing.bytes).map_or(0, |records| records.count() - 1);
         self.company_carried += (company * arrivals.iter().flatten().count()) as u64;
         self.note(|| crate::trace::packet(host, to, &outgoing.bytes, &arrivals));

@@ -47,6 +47,9 @@ impl Engine {
         mut records: Records<'_>,
         ip: &IpInfo,
     ) {
+        if ip.congestion {
+            self.requester.responder.owe_echo(id);
+        }
         loop {
             let qp = self.completer().qps.get(id).filter(|qp| qp.receives() && qp.teardown == Teardown::None);
             let Some(wire) = qp.and_then(|qp| qp.wire.as_deref()) else {
@@ -67,6 +70,8 @@ impl Engine {
 
     /// The messages wait before all that waits already, each as a frame of its own.
     fn park_records(&mut self, id: QpId, mut records: Records<'_>, ip: &IpInfo) {
+        // It was noted.
+        let ip = &IpInfo { congestion: false, ..*ip };
         let mut place = 0;
         while let (psn, Some((record, payload))) = (records.psn, records.next()) {
             let header = records.header(psn, &record);

@@ -14,7 +14,7 @@ use crate::transport::answers::{
     AckWait, Answer, Body, DIRECT_BYTES_MAX, NO_PACKET, RESPONSE_BURST_BYTES_MAX, RESPONSE_BURST_PACKETS_MAX, Reading,
     ResponseBurst, ResponseVerdict, is_atomic,
 };
-use crate::transport::wire::WireOperation;
+use crate::transport::wire::{WireOperation, is_selective};
 use crate::turn::Budget;
 use crate::{Environment, MemorySide, PacketHead, Progress, QpId, Source, SourceBody, Syndrome, TransmitOutcome};
 use freeflow_verbs::{Access, Instant, QpState, QpType};
@@ -61,6 +61,14 @@ impl Responder {
         if covered {
             self.completer.tally(id, |counters| counters.acks_deferred += 1);
         }
+    }
+
+    /// A request met a queue on its way (ECN): the next answer says so to a requester that looks for it.
+    pub(crate) fn owe_echo(&mut self, id: QpId) {
+        let service = self.qp(id).service;
+        let wire = self.wire_mut(id);
+        wire.responder.owes_echo = is_selective(service, &wire.destination);
+        self.completer.tally(id, |counters| counters.congestion_marks += 1);
     }
 
     /// Sends what is owed if it is little and nothing else waits; the rest is for `Engine::run`.
@@ -188,8 +196,9 @@ impl Responder {
         let qp = self.qp(id);
         let service = if qp.service == QpType::Rc { Service::Rc } else { Service::Xrc };
         let opcode = Opcode::new(service, operation, place).expect("reliable services have all answers");
-        let aeth = Aeth { syndrome: freeflow_wire::Syndrome::ACK, msn: self.wire(id).responder.msn };
-        Header { aeth, ..Header::new(opcode, qp.attributes.dest_qpn, psn) }
+        let responder = &self.wire(id).responder;
+        let aeth = Aeth { syndrome: freeflow_wire::Syndrome::ACK, msn: responder.msn };
+        Header { aeth, becn: responder.owes_echo, ..Header::new(opcode, qp.attributes.dest_qpn, psn) }
     }
 
     /// An answer without payload.
@@ -204,8 +213,9 @@ impl Responder {
             self.completer.note_used(id, ATOMIC_BYTES);
         }
         self.count_answers(id, ResponseBurst { packets: 1, bytes: 0 });
-        let answers = &mut self.wire_mut(id).responder.answers;
-        if answers.queue.pop_front().is_none() {
+        let responder = &mut self.wire_mut(id).responder;
+        responder.owes_echo = false;
+        if responder.answers.queue.pop_front().is_none() {
             self.count_verdict(id);
             self.wire_mut(id).responder.answers.clear_verdict();
         }
@@ -250,6 +260,7 @@ impl Responder {
                 self.completer.submit_wire(id, WireOperation::Response, Some(reading.rkey));
             }
         }
+        self.wire_mut(id).responder.owes_echo = false;
         self.completer.note_used(id, u64::from(burst.bytes));
         self.count_answers(id, burst);
         Sent::On

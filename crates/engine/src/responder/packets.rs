@@ -72,6 +72,9 @@ impl Responder {
 
     /// SEND, WRITE, READ request, atomic, FLUSH, ATOMIC WRITE of the peer (IBTA 9.7.4.1.1).
     pub(crate) fn handle_request<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, packet: &Packet<'_>) {
+        if packet.ip.congestion {
+            self.owe_echo(id);
+        }
         match psn_ahead(packet.header.psn, self.wire(id).responder.expected_psn) {
             0 => self.handle_expected(env, now, id, packet),
             1.. => self.handle_gap(env, id, packet),

@@ -5,7 +5,7 @@ use crate::transport::peers::PeerGate;
 use crate::transport::requester::WireRequester;
 use crate::transport::responder::WireResponder;
 use crate::transport::unreliable::Unreliable;
-use crate::transport::wire::{Wire, frame_bytes, path_mtu};
+use crate::transport::wire::{Wire, frame_bytes, path_mtu, traffic_class};
 use crate::{Destination, Environment, Path, QpId, WireCounters};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -23,7 +23,8 @@ impl Responder {
         let (vnic, reached, attributes) = (qp.vnic, qp.reached, &qp.attributes);
         let Some(route) = attributes.address.grh else { return false };
         let Path::Wire(destination) = env.path(vnic, reached, &route) else { return false };
-        let destination = Destination { traffic_class: route.traffic_class, ..destination };
+        let traffic_class = traffic_class(qp.service, &destination, route.traffic_class);
+        let destination = Destination { traffic_class, ..destination };
         let (sq_psn, rq_psn) = (attributes.sq_psn, attributes.rq_psn);
         let (qpn, dest_qpn) = (qp.qpn, attributes.dest_qpn);
         let mtu = frame_bytes(qp.service, &destination).unwrap_or_else(|| path_mtu(attributes, &destination));

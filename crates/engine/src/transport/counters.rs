@@ -78,7 +78,7 @@ pub struct WireCounters {
     pub rnr_retries_exceeded: u64,
     /// UC and UD: packets or messages that were lost for want of a RECV, or by a gap.
     pub lost: u64,
-    /// Packets that came with ECN's mark of congestion.
+    /// Packets that came with ECN's mark of congestion; requester: answers that echo one, too.
     pub congestion_marks: u64,
 }
 

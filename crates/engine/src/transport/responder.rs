@@ -30,6 +30,8 @@ pub(crate) struct WireResponder {
     /// It stands in `Engine::acks_owed`.
     pub(crate) listed: bool,
     pub(crate) habit: Habit,
+    /// A request came with ECN's mark of congestion, and no answer has gone out since.
+    pub(crate) owes_echo: bool,
     /// Packets behind a missing one.
     pub(crate) kept: KeptPackets,
 }
@@ -111,6 +113,7 @@ impl WireResponder {
             unacknowledged: 0,
             listed: false,
             habit: Habit::new(),
+            owes_echo: false,
             kept: KeptPackets::default(),
         }
     }

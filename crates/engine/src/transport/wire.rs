@@ -133,6 +133,17 @@ pub(crate) fn record_room(service: QpType, destination: &Destination) -> Option<
     Some(bytes + FRAME_HEADER_BYTES as u32)
 }
 
+/// "ECN-capable transport", in the two lowest bits of a traffic class (RFC 3168, 5).
+const ECN_CAPABLE: u8 = 0b10;
+
+const ECN_MASK: u8 = 0b11;
+
+/// Traffic class of a QP's packets: the one that its program asks for. Between routers that tell each other of marks of
+/// congestion, as those with selective repeat do, a switch may mark the packets in place of dropping them.
+pub(crate) fn traffic_class(service: QpType, destination: &Destination, asked: u8) -> u8 {
+    if is_selective(service, destination) { asked & !ECN_MASK | ECN_CAPABLE } else { asked }
+}
+
 /// Whether what comes ahead of a missing packet is kept and reported, in place of go-back-N.
 pub(crate) fn is_selective(service: QpType, destination: &Destination) -> bool {
     destination.selective && frame_bytes(service, destination).is_some()

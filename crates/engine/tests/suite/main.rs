@@ -19,6 +19,7 @@ mod snapshot;
 mod states;
 mod statuses;
 mod transport_duplicates;
+mod transport_ecn;
 mod transport_frames;
 mod transport_hosts;
 mod transport_parked;

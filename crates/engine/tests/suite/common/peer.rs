@@ -31,6 +31,22 @@ pub fn destination() -> Destination {
     Destination { host: HOST, flow: 3, traffic_class, hop_limit, mtu, frame_bytes, selective, records }
 }
 
+/// The same with what `to` says was agreed on: packets of RC are ECN-capable where selective repeat is.
+pub fn agreed(service: Service, to: Destination) -> Destination {
+    let Destination { frame_bytes, selective, records, .. } = to;
+    let traffic_class = if service == Service::Rc && frame_bytes > 0 && selective { 0b10 } else { 0 };
+    Destination { frame_bytes, selective, records, traffic_class, ..destination() }
+}
+
+/// A packet's bytes, BTH to padding.
+pub fn datagram(header: Header, payload: &[u8]) -> Vec<u8> {
+    let head = PacketHead::new(header, payload.len());
+    let mut bytes = head.header.as_slice().to_vec();
+    bytes.extend_from_slice(payload);
+    bytes.resize(head.bytes(), 0);
+    bytes
+}
+
 impl Link {
     /// An RC QP in RTS with MTU 256.
     pub fn new() -> Self {
@@ -73,8 +89,12 @@ impl Link {
 
     /// The same where frames and selective repeat were agreed on, or one of them.
     pub fn on_path(frame_bytes: u16, selective: bool) -> Self {
+        Self::to(Destination { frame_bytes, selective, ..destination() })
+    }
+
+    pub fn to(to: Destination) -> Self {
         let mut link = Self::new();
-        link.net.world.paths.insert(peer_gid(), Destination { frame_bytes, selective, ..destination() });
+        link.net.world.paths.insert(peer_gid(), to);
         link.reconnect();
         link
     }
@@ -144,12 +164,18 @@ impl Link {
 
     /// Hands a packet in, from this host.
     pub fn deliver_from(&mut self, host: HostId, header: Header, payload: &[u8]) {
-        let head = PacketHead::new(header, payload.len());
-        let mut bytes = head.header.as_slice().to_vec();
-        bytes.extend_from_slice(payload);
-        bytes.resize(head.bytes(), 0);
-        let ip = IpInfo::default();
-        self.net.engine.handle_datagram(&mut self.net.world, self.net.now, host, &ip, &bytes);
+        self.deliver_bytes(host, &IpInfo::default(), &datagram(header, payload));
+    }
+
+    /// Hands a packet in that was marked on its way, with the next PSN.
+    pub fn push_marked(&mut self, header: Header, payload: &[u8]) {
+        let ip = IpInfo { congestion: true, ..IpInfo::default() };
+        self.deliver_bytes(HOST, &ip, &datagram(header, payload));
+        self.psn = psn_add(self.psn, 1);
+    }
+
+    pub fn deliver_bytes(&mut self, host: HostId, ip: &IpInfo, bytes: &[u8]) {
+        self.net.engine.handle_datagram(&mut self.net.world, self.net.now, host, ip, bytes);
     }
 
     pub fn deliver(&mut self, header: Header, payload: &[u8]) {
@@ -226,7 +252,7 @@ impl Link {
         self.net.work();
         let sent = std::mem::take(&mut self.net.world.sent);
         let parse = |sent: Sent| {
-            assert_eq!(Destination { frame_bytes: 0, selective: false, records: false, ..sent.to }, destination());
+            assert_eq!(sent.to, agreed(self.service, sent.to));
             let (header, payload) = Header::parse(&sent.bytes).unwrap();
             assert_eq!((header.dest_qpn, header.opcode.service()), (PEER_QPN, self.service));
             assert!(sent.bytes.len().is_multiple_of(4) || header.frame.is_some());

@@ -1,5 +1,5 @@
 //! A requester of this host, and the script of its peer on another one: what goes out, and what comes back.
-use super::peer::{HOST, PEER_QPN, destination, peer_gid};
+use super::peer::{HOST, PEER_QPN, agreed, datagram, destination, peer_gid};
 use super::*;
 use freeflow_wire::frame::{FRAME_HEADER_BYTES, Frame, is_intact};
 use freeflow_wire::records::{Records, is_records};
@@ -59,7 +59,14 @@ impl Rig {
     }
 
     fn on_path(qp_type: QpType, path_mtu: PathMtu, rts: QpAttributes, to: Destination) -> Self {
+        Self::of_class(qp_type, path_mtu, rts, to, 0)
+    }
+
+    /// Its program asks for this traffic class.
+    pub fn of_class(qp_type: QpType, path_mtu: PathMtu, rts: QpAttributes, to: Destination, traffic_class: u8) -> Self {
         use QpAttributeMask as M;
+        let mut peer = address(peer_gid());
+        peer.grh.as_mut().expect("RoCE has a GRH").traffic_class = traffic_class;
         let mut net = Net::new();
         let end = net.end(qp_type);
         net.world.paths.insert(peer_gid(), to);
@@ -67,7 +74,7 @@ impl Rig {
         net.init(&end);
         let rtr = QpAttributes {
             state: QpState::ReadyToReceive,
-            address: address(peer_gid()),
+            address: peer,
             dest_qpn: PEER_QPN,
             path_mtu,
             max_dest_rd_atomic: 4,
@@ -132,7 +139,7 @@ impl Rig {
     pub fn datagrams(&mut self) -> Vec<Vec<(Header, Vec<u8>)>> {
         let service = self.service;
         let parse = |sent: Sent| {
-            assert_eq!(Destination { frame_bytes: 0, selective: false, records: false, ..sent.to }, destination());
+            assert_eq!(sent.to, agreed(service, sent.to));
             if is_records(&sent.bytes) {
                 assert!(is_intact(&sent.bytes) && sent.to.records);
                 assert!(sent.bytes.len() <= FRAME_HEADER_BYTES + usize::from(sent.to.frame_bytes));
@@ -165,12 +172,8 @@ impl Rig {
         let opcode = Opcode::new(self.service, operation, place).unwrap();
         let mut header = Header::new(opcode, self.end.qpn.0, psn_add(FIRST_PSN, psn));
         change(&mut header);
-        let head = PacketHead::new(header, payload.len());
-        let mut bytes = head.header.as_slice().to_vec();
-        bytes.extend_from_slice(payload);
-        bytes.resize(head.bytes(), 0);
         let Net { engine, world, now, .. } = &mut self.net;
-        engine.handle_datagram(world, *now, HOST, &IpInfo::default(), &bytes);
+        engine.handle_datagram(world, *now, HOST, &IpInfo::default(), &datagram(header, payload));
         self.net.work();
     }
 
