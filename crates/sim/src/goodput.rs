@@ -154,10 +154,10 @@ fn crowd(buffer_bytes: u64, mark_bytes: u64) -> Crowd {
         while (1..=CROWD).all(|host| sim.hosts[host].world.completions.values().all(|ring| ring.is_empty())) {
             assert_eq!(sim.step(), None, "the senders have more to send");
         }
-        for sender in 0..CROWD {
+        for (sender, done) in done.iter_mut().enumerate() {
             let completions = sim.harvest(sender + 1);
             assert!(completions.iter().all(|(_, completion)| completion.status == CompletionStatus::Success));
-            done[sender] += completions.len() as u32;
+            *done += completions.len() as u32;
         }
         let (all, counts) = (done.iter().sum::<u32>(), sim.fabric.counts);
         match begun {
