@@ -45,6 +45,11 @@ const TIME_NS_MAX: u64 = 4_000_000_000;
 
 /// Gigabits of payload per second.
 pub fn table() -> String {
+    [short_windows(), long_windows(), crowds()].concat()
+}
+
+/// With the window of a short way, at each loss and round trip.
+pub fn short_windows() -> String {
     let mut text = String::from(
         "Goodput, Gb/s of payload: one RC QP, WRITEs of 1 MiB, 16 outstanding, path MTU 4096, one way queues of 2 MiB.\n",
     );
@@ -73,7 +78,12 @@ pub fn table() -> String {
             }
         }
     }
-    text.push_str(
+    text
+}
+
+/// With windows that have followed a long way.
+pub fn long_windows() -> String {
+    let mut text = String::from(
         "\nTwice in flight of what the line holds, measured later; packets, and frames with selective repeat.\n",
     );
     for gbps in RATES_GBPS {
@@ -93,6 +103,12 @@ pub fn table() -> String {
             text.push('\n');
         }
     }
+    text
+}
+
+/// Of hosts that send to one port.
+pub fn crowds() -> String {
+    let mut text = String::new();
     let _ = write!(
         text,
         "\n{CROWD} hosts to one port of {CROWD_GBPS} Gb/s, frames with selective repeat, round trip 20 us: Gb/s in all; \

@@ -3,7 +3,7 @@ use freeflow_sim::plan::Plan;
 use freeflow_sim::{Report, failure, run, run_plan};
 
 /// Of each of the two tests; about 20 s each on one core.
-const SEEDS: u64 = 2000;
+const SEEDS: u64 = 1000;
 const SEEDS_FULL: u64 = 60_000;
 
 /// Seeds that once failed, and why. A bug found by one stays here.
