@@ -212,10 +212,9 @@ impl Responder {
         if is_atomic(&header) {
             self.completer.note_used(id, ATOMIC_BYTES);
         }
-        self.count_answers(id, ResponseBurst { packets: 1, bytes: 0 });
-        let responder = &mut self.wire_mut(id).responder;
-        responder.owes_echo = false;
-        if responder.answers.queue.pop_front().is_none() {
+        self.note_answers(id, ResponseBurst { packets: 1, bytes: 0 });
+        let answers = &mut self.wire_mut(id).responder.answers;
+        if answers.queue.pop_front().is_none() {
             self.count_verdict(id);
             self.wire_mut(id).responder.answers.clear_verdict();
         }
@@ -260,9 +259,8 @@ impl Responder {
                 self.completer.submit_wire(id, WireOperation::Response, Some(reading.rkey));
             }
         }
-        self.wire_mut(id).responder.owes_echo = false;
         self.completer.note_used(id, u64::from(burst.bytes));
-        self.count_answers(id, burst);
+        self.note_answers(id, burst);
         Sent::On
     }
 
@@ -335,7 +333,9 @@ impl Responder {
 
     // ---- counting
 
-    fn count_answers(&mut self, id: QpId, burst: ResponseBurst) {
+    /// They go out, and say what was owed of marks.
+    fn note_answers(&mut self, id: QpId, burst: ResponseBurst) {
+        self.wire_mut(id).responder.owes_echo = false;
         self.completer.tally(id, |counters| {
             counters.packets_sent += u64::from(burst.packets);
             counters.bytes_sent += u64::from(burst.bytes);
