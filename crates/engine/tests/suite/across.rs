@@ -507,11 +507,9 @@ fn arrives(net: &mut Net, end: &End, to: Qpn) -> usize {
     let mut header = Header::new(opcode, to.0, 0);
     header.deth.source_qpn = PEER_QPN;
     header.deth.qkey = 0x1234; // of Net::init
-    let head = PacketHead::new(header, 8);
-    let bytes = [head.header.as_slice(), &[5; 8]].concat();
     net.post_receive(end, 9, &[end.sge(0, 128)]);
     let Net { engine, world, now, .. } = net;
-    engine.handle_datagram(world, *now, HOST, &IpInfo::default(), &bytes);
+    engine.handle_datagram(world, *now, HOST, &IpInfo::default(), &datagram(header, &[5; 8]));
     net.work();
     net.polls(end).len()
 }

@@ -1,5 +1,5 @@
 //! Machines without FreeFlow: who may talk to them, and to whom they may talk.
-use crate::common::peer::{HOST, PEER_QPN, destination, peer_gid};
+use crate::common::peer::{self, HOST, PEER_QPN, destination, peer_gid};
 use crate::common::*;
 use freeflow_engine::*;
 use freeflow_verbs::*;
@@ -69,10 +69,8 @@ fn datagram(net: &mut Net, to: Qpn) {
     let mut header = Header::new(opcode, to.0, 0);
     header.deth.source_qpn = PEER_QPN;
     header.deth.qkey = 0x1234; // of Net::init
-    let head = PacketHead::new(header, 8);
-    let bytes = [head.header.as_slice(), &[5; 8]].concat();
     let Net { engine, world, now, .. } = net;
-    engine.handle_datagram(world, *now, HOST, &IpInfo::default(), &bytes);
+    engine.handle_datagram(world, *now, HOST, &IpInfo::default(), &peer::datagram(header, &[5; 8]));
     net.work();
 }
 

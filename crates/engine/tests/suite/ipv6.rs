@@ -1,5 +1,5 @@
 //! vNICs with an IPv4 and an IPv6 address: which of them speaks, to whom, and what the other one sees.
-use crate::common::peer::{HOST, PEER_QPN, destination};
+use crate::common::peer::{HOST, PEER_QPN, datagram, destination};
 use crate::common::*;
 use freeflow_engine::*;
 use freeflow_verbs::*;
@@ -184,10 +184,8 @@ fn arrives(net: &mut Net, to: Qpn, by_ipv6: bool) {
     header.deth.source_qpn = PEER_QPN;
     header.deth.qkey = 0x1234; // of Net::init
     header.by_ipv6 = by_ipv6;
-    let head = PacketHead::new(header, 8);
-    let bytes = [head.header.as_slice(), &[5; 8]].concat();
     let Net { engine, world, now, .. } = net;
-    engine.handle_datagram(world, *now, HOST, &IpInfo::default(), &bytes);
+    engine.handle_datagram(world, *now, HOST, &IpInfo::default(), &datagram(header, &[5; 8]));
     net.work();
 }
 

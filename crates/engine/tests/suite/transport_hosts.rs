@@ -1,6 +1,6 @@
 //! Many QPs to one host: how much of theirs is on the way, who comes next, and that none waits for ever. The peer is a
 //! script: a line that brings packets in order, and responders that acknowledge.
-use crate::common::peer::{HOST, PEER_QPN, destination, peer_gid};
+use crate::common::peer::{HOST, PEER_QPN, datagram, destination, peer_gid};
 use crate::common::*;
 use freeflow_engine::*;
 use freeflow_verbs::*;
@@ -221,11 +221,8 @@ impl Crowd {
         let opcode = Opcode::new(Service::Rc, O::Acknowledge, P::Only).unwrap();
         let mut header = Header::new(opcode, qpn.0, psn);
         header.aeth = Aeth { syndrome, msn: 0 };
-        let head = PacketHead::new(header, 0);
-        let mut bytes = head.header.as_slice().to_vec();
-        bytes.resize(head.bytes(), 0);
         let Net { engine, world, now, .. } = &mut self.net;
-        engine.handle_datagram(world, *now, HOST, &IpInfo::default(), &bytes);
+        engine.handle_datagram(world, *now, HOST, &IpInfo::default(), &datagram(header, &[]));
     }
 
     /// Nobody posts any more; all that was begun ends.

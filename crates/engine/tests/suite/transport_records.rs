@@ -61,7 +61,7 @@ fn frame(link: &Link, psn: u32, ask: (bool, bool), messages: &[Message]) -> Vec<
 }
 
 fn deliver(link: &mut Link, bytes: &[u8]) {
-    link.net.engine.handle_datagram(&mut link.net.world, link.net.now, HOST, &IpInfo::default(), bytes);
+    link.deliver_bytes(HOST, &IpInfo::default(), bytes);
 }
 
 /// Delivers messages from the next PSN on, and goes on behind them: as records, or each by itself.
@@ -171,8 +171,7 @@ fn what_is_no_whole_frame_is_dropped() {
     deliver(&mut link, &changed(2, 0));
     let unknown = changed(7, whole[7] ^ 0xff);
     deliver(&mut link, &unknown);
-    let ip = IpInfo::default();
-    link.net.engine.handle_datagram(&mut link.net.world, link.net.now, HostId(77), &ip, &whole);
+    link.deliver_bytes(HostId(77), &IpInfo::default(), &whole);
     let drops = link.net.engine.drops();
     assert_eq!((drops.wrong_pkey, drops.unknown_qpn, drops.wrong_source), (1, 1, 1));
     assert_eq!((link.says(), link.memory(0, 16)), (vec![], vec![0; 16]));
