@@ -14,7 +14,7 @@ fn goodput_is_as_reviewed() {
         assert_reviewed(&path, |reviewed| table == reviewed, &table);
         return;
     }
-    // The windows of long ways take as long to simulate as all the others.
+    // The windows of long ways are simulated in `make test-full`.
     for part in [goodput::short_windows(), goodput::crowds()] {
         assert_reviewed(&path, |reviewed| reviewed.contains(&part), &part);
     }

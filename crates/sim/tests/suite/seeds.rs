@@ -2,7 +2,7 @@
 use freeflow_sim::plan::Plan;
 use freeflow_sim::{Report, failure, run, run_plan};
 
-/// Of each of the two tests; about 20 s each on one core.
+/// Of each of the two tests.
 const SEEDS: u64 = 1000;
 const SEEDS_FULL: u64 = 60_000;
 
