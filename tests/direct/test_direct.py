@@ -573,13 +573,22 @@ def test_atomics_are_done_once_whatever_ends_their_right(both):
 
 @pytest.mark.parametrize("pages", ["64", "14"])
 def test_grant_of_a_block_that_is_not_whole_pages(both, pages):
-    """Nothing beside the block is mapped by its peer, and the slow path is used a few times only: of a small block, too."""
+    """Nothing beside the block is mapped by its peer, and the slow path is used a few times only: of a small block, too.
+
+    A router that could not freeze the server's threads in time tries again a second later, and the slow path serves
+    until then: the program counts its tries, and the router has three attempts to do it at the first.
+    """
     host, server, client = both
     need(paths.set_path(host, "auto"), "the router does not take the data path")
-    before, program = host.status()["counters"], harness.program("edges_peer")
-    harness.in_two_containers(server, client, [program, "server", PORT, pages], [program, "client", "{ip}", PORT, pages])
-    grown = {name: value - before[name] for name, value in host.status()["counters"].items()}
-    need(grown["direct_messages"] > 0 and 0 < grown["slow_path_bytes"] < grown["bytes"] // 10, f"{grown}")
+    program = harness.program("edges_peer")
+    for _ in range(3):
+        before = host.status()["counters"]
+        _, output = harness.in_two_containers(server, client, [program, "server", PORT, pages], [program, "client", "{ip}", PORT, pages])
+        grown = {name: value - before[name] for name, value in host.status()["counters"].items()}
+        need(grown["direct_messages"] > 0 and grown["slow_path_bytes"] > 0, f"{grown}")
+        if "granted at once" in output:
+            break
+    need("granted at once" in output and grown["slow_path_bytes"] < grown["bytes"] // 10, f"{output}: {grown}")
 
 
 def test_traffic_while_the_path_changes(both, load):
