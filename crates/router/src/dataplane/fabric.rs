@@ -19,7 +19,7 @@ use crate::peering::{ExternalPeers, Mad, PeersHandle, Settings};
 use freeflow_backend::{Peer, PeerIndex, Udp, frame_payload, path_mtu};
 use freeflow_engine::{Destination, HostId, PeerAnswer, PeerInfo};
 use freeflow_protocol::admin::WireFaults;
-use freeflow_verbs::{Duration, Gid, Instant, NetworkId, Qpn};
+use freeflow_verbs::{Duration, Gid, Instant, NetworkId, Qpn, QpType};
 use freeflow_wire::frame::is_response_length;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, Ipv6Addr};
@@ -33,6 +33,8 @@ pub(crate) const QPNS_OF_HOST_MAX: usize = 65_536;
 /// After that a QPN that was nobody's is asked for again: its host does not announce one that is made
 /// later.
 pub(crate) const ABSENT_FOR: Duration = Duration::from_millis(1000);
+/// For so long a UD QP that is gone is known still: its datagrams may come later than that news.
+pub(crate) const LEFT_FOR: Duration = Duration::from_millis(1000);
 /// A question that was not answered is asked again after this time, so many times.
 pub(crate) const ASK_AGAIN: Duration = Duration::from_millis(1000);
 pub(crate) const ASK_COUNT_MAX: u32 = 8;
@@ -53,13 +55,9 @@ pub(crate) const MAD_FLOW: u32 = 0;
 pub(crate) enum Known {
     Asked { count: u32 },
     Is(PeerInfo),
+    /// A UD QP that is gone.
+    Left { info: PeerInfo, until: Instant },
     Absent { until: Instant },
-}
-
-impl Known {
-    pub(crate) fn answered(now: Instant, info: Option<PeerInfo>) -> Self {
-        info.map_or(Self::Absent { until: now + ABSENT_FOR }, Self::Is)
-    }
 }
 
 pub(crate) struct Host {
@@ -102,6 +100,16 @@ impl Host {
         }
     }
 
+    /// The host says what is behind its QPN.
+    pub(crate) fn note_answer(&mut self, now: Instant, qpn: Qpn, info: Option<PeerInfo>) {
+        let known = match (info, self.known.get(&qpn)) {
+            (Some(info), _) => Known::Is(info),
+            (None, Some(&Known::Is(info))) if info.service == QpType::Ud => Known::Left { info, until: now + LEFT_FOR },
+            (None, _) => Known::Absent { until: now + ABSENT_FOR },
+        };
+        self.note(qpn, known);
+    }
+
     pub(crate) fn forget(&mut self, qpn: Qpn) {
         if let Some(Known::Asked { .. }) = self.known.remove(&qpn) {
             self.asked_count -= 1;
@@ -109,7 +117,9 @@ impl Host {
     }
 
     pub(crate) fn forget_networks(&mut self, is_gone: impl Fn(NetworkId) -> bool) {
-        self.known.retain(|_, known| !matches!(known, Known::Is(info) if is_gone(info.network)));
+        self.known.retain(|_, known| {
+            !matches!(known, Known::Is(info) | Known::Left { info, .. } if is_gone(info.network))
+        });
     }
 
     pub(crate) fn forget_all(&mut self) {
@@ -438,7 +448,7 @@ impl Fabric {
             match host.known.get(&qpn) {
                 Some(&Known::Asked { count }) if count < ASK_COUNT_MAX => self.ask(now, id, qpn, count + 1),
                 Some(Known::Asked { .. }) => host.forget(qpn),
-                Some(Known::Is(_) | Known::Absent { .. }) | None => {}
+                Some(Known::Is(_) | Known::Left { .. } | Known::Absent { .. }) | None => {}
             }
         }
     }
@@ -450,9 +460,10 @@ impl Fabric {
         }
         match host.known.get(&qpn) {
             Some(Known::Is(info)) => PeerAnswer::Known(*info),
+            Some(Known::Left { info, until }) if now < *until => PeerAnswer::Known(*info),
             Some(Known::Absent { until }) if now < *until => PeerAnswer::Absent,
             Some(Known::Asked { .. }) => PeerAnswer::Asked,
-            Some(Known::Absent { .. }) | None => {
+            Some(Known::Left { .. } | Known::Absent { .. }) | None => {
                 self.ask(now, id, qpn, 1);
                 PeerAnswer::Asked
             }
@@ -551,7 +562,6 @@ impl Fabric {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use freeflow_verbs::QpType;
 
     const HOST: HostId = HostId(3);
 
@@ -566,7 +576,7 @@ mod tests {
     }
 
     fn announce(fabric: &mut Fabric, qpn: u32, info: Option<PeerInfo>) {
-        fabric.hosts.get_mut(&HOST).unwrap().note(Qpn(qpn), Known::answered(Instant(0), info));
+        fabric.hosts.get_mut(&HOST).unwrap().note_answer(Instant(0), Qpn(qpn), info);
     }
 
     /// Nobody waits for the worker's next turn.
@@ -608,6 +618,28 @@ mod tests {
         assert_eq!((count, fabric.hosts[&HOST].asked_count), (ASK_COUNT_MAX, 0));
         assert_eq!(fabric.peer(now, HOST, Qpn(2)), PeerAnswer::Asked);
         assert!(fabric.next_question().is_some());
+    }
+
+    #[test]
+    fn a_datagram_may_come_after_the_news_that_its_sender_is_gone() {
+        let (mut fabric, sender) = (fabric(), PeerInfo { service: QpType::Ud, ..info() });
+        for (qpn, info) in [(1, sender), (2, info())] {
+            announce(&mut fabric, qpn, Some(info));
+            announce(&mut fabric, qpn, None);
+        }
+        assert_eq!(fabric.peer(Instant(0), HOST, Qpn(1)), PeerAnswer::Known(sender));
+        assert_eq!(fabric.peer(Instant(0), HOST, Qpn(2)), PeerAnswer::Absent);
+        // No host can keep it known by saying so again.
+        announce(&mut fabric, 1, None);
+        assert_eq!(fabric.peer(Instant(0), HOST, Qpn(1)), PeerAnswer::Absent);
+
+        announce(&mut fabric, 3, Some(sender));
+        announce(&mut fabric, 3, None);
+        assert_eq!(fabric.peer(Instant(0) + LEFT_FOR, HOST, Qpn(3)), PeerAnswer::Asked);
+        announce(&mut fabric, 4, Some(sender));
+        announce(&mut fabric, 4, None);
+        fabric.forget_networks(|network| network == sender.network);
+        assert_eq!(fabric.peer(Instant(0), HOST, Qpn(4)), PeerAnswer::Asked);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Questions to other hosts and their answers, and management datagrams: the part of
 //! [`fabric`](crate::dataplane::fabric) that concerns queue pairs, too.
-use crate::dataplane::fabric::{Agreed, EXTERNAL_GID_INDEX, Known, MAD_FLOW};
+use crate::dataplane::fabric::{Agreed, EXTERNAL_GID_INDEX, MAD_FLOW};
 use crate::dataplane::ports::Ports;
 use crate::dataplane::siblings::{host_of, shard_of};
 use crate::dataplane::worker::Worker;
@@ -102,7 +102,7 @@ impl Worker {
                 let is_kept = fabric.keeps_answer(host, qpn, info.as_ref());
                 if let Some(entry) = fabric.hosts.get_mut(&host) {
                     if is_kept {
-                        entry.note(qpn, Known::answered(now, info));
+                        entry.note_answer(now, qpn, info);
                     }
                     engine.handle_peer_changed(&mut self.ports, now, host, Some(qpn));
                 }
