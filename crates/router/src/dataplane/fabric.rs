@@ -19,7 +19,7 @@ use crate::peering::{ExternalPeers, Mad, PeersHandle, Settings};
 use freeflow_backend::{Peer, PeerIndex, Udp, frame_payload, path_mtu};
 use freeflow_engine::{Destination, HostId, PeerAnswer, PeerInfo};
 use freeflow_protocol::admin::WireFaults;
-use freeflow_verbs::{Duration, Gid, Instant, NetworkId, Qpn, QpType};
+use freeflow_verbs::{Duration, Gid, Instant, NetworkId, QpType, Qpn};
 use freeflow_wire::frame::is_response_length;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, Ipv6Addr};
@@ -53,11 +53,18 @@ pub(crate) const MAD_FLOW: u32 = 0;
 
 /// State of one QPN of another host.
 pub(crate) enum Known {
-    Asked { count: u32 },
+    Asked {
+        count: u32,
+    },
     Is(PeerInfo),
     /// A UD QP that is gone.
-    Left { info: PeerInfo, until: Instant },
-    Absent { until: Instant },
+    Left {
+        info: PeerInfo,
+        until: Instant,
+    },
+    Absent {
+        until: Instant,
+    },
 }
 
 pub(crate) struct Host {
@@ -117,9 +124,8 @@ impl Host {
     }
 
     pub(crate) fn forget_networks(&mut self, is_gone: impl Fn(NetworkId) -> bool) {
-        self.known.retain(|_, known| {
-            !matches!(known, Known::Is(info) | Known::Left { info, .. } if is_gone(info.network))
-        });
+        self.known
+            .retain(|_, known| !matches!(known, Known::Is(info) | Known::Left { info, .. } if is_gone(info.network)));
     }
 
     pub(crate) fn forget_all(&mut self) {
