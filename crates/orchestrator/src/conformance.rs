@@ -9,9 +9,22 @@ use freeflow_verbs::{Duration, Instant};
 
 type Snapshot = BTreeMap<String, Entry>;
 
-/// Every revision, whole.
+/// Two kinds of stores: by who writes to it, and whose its time is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Nobody else writes to it, so that each transaction makes the next revision; leases end by the time that is
+    /// passed in.
+    Embedded,
+    /// Revisions that nobody here has made lie between; leases end by its own clock, by which none ends during a check.
+    Shared,
+}
+
+/// Every revision that changed something, whole, with its number.
 struct Model {
-    snapshots: Vec<Snapshot>,
+    kind: Kind,
+    snapshots: Vec<(u64, Snapshot)>,
+    /// The store's revision at least.
+    last: u64,
     compacted: u64,
     leases: BTreeMap<LeaseId, (u64, Option<u64>)>,
     now: u64,
@@ -37,17 +50,30 @@ impl SimRng {
 }
 
 impl Model {
-    fn last(&self) -> u64 {
-        self.snapshots.len() as u64 - 1
+    fn new(kind: Kind, first: u64) -> Self {
+        let snapshots = alloc::vec![(first, Snapshot::new())];
+        Self { kind, snapshots, last: first, compacted: first, leases: BTreeMap::new(), now: 1 }
     }
 
     fn now(&self) -> &Snapshot {
-        self.snapshots.last().expect("revision 0 is there")
+        &self.snapshots.last().expect("the first revision is there").1
+    }
+
+    /// As it was at a revision that is there.
+    fn at(&self, at: u64) -> &Snapshot {
+        let found = self.snapshots.iter().rev().find(|(revision, _)| *revision <= at);
+        &found.expect("not before the first").1
+    }
+
+    /// Some revision from the first to one that is to come.
+    fn roll(&self, rng: &mut SimRng) -> u64 {
+        let first = self.snapshots[0].0;
+        first + rng.roll(self.last - first + 2)
     }
 
     fn point(&self, at: u64) -> Result<u64, StoreError> {
-        if at > self.last() {
-            Err(StoreError::Future { revision: Revision(self.last()) })
+        if at > self.last {
+            Err(StoreError::Future { revision: Revision(self.last) })
         } else if at < self.compacted {
             Err(StoreError::Expired { compacted: Revision(self.compacted) })
         } else {
@@ -55,40 +81,65 @@ impl Model {
         }
     }
 
-    fn write(&mut self, writes: &[Write]) {
-        let next = Revision(self.last() + 1);
+    /// The store is at this revision, which changes nothing.
+    fn reach(&mut self, revision: Revision) {
+        match self.kind {
+            Kind::Embedded => assert_eq!(revision.0, self.last),
+            Kind::Shared => assert!(revision.0 >= self.last, "{revision} after {}", self.last),
+        }
+        self.last = revision.0;
+    }
+
+    /// Does the writes in a revision that the store has given them; if they change nothing, it has
+    /// said what its revision is.
+    fn write(&mut self, writes: &[Write], revision: Revision) {
         let (mut snapshot, mut changed) = (self.now().clone(), false);
         for write in writes {
             let before = snapshot.remove(&write.key);
             changed |= before.is_some() || write.value.is_some();
             if let Some(value) = write.value.clone() {
-                let created = before.map_or(next, |before| before.created);
-                let entry = Entry { key: write.key.clone(), value, created, modified: next, lease: write.lease };
+                let created = before.map_or(revision, |before| before.created);
+                let entry = Entry { key: write.key.clone(), value, created, modified: revision, lease: write.lease };
                 snapshot.insert(write.key.clone(), entry);
             }
         }
-        if changed {
-            self.snapshots.push(snapshot);
+        if !changed {
+            return self.reach(revision);
         }
+        match self.kind {
+            Kind::Embedded => assert_eq!(revision.0, self.last + 1),
+            Kind::Shared => assert!(revision.0 > self.last, "{revision} after {}", self.last),
+        }
+        self.last = revision.0;
+        self.snapshots.push((revision.0, snapshot));
     }
 
-    fn end(&mut self, lease: LeaseId) {
+    /// The lease ends in that revision.
+    fn end(&mut self, lease: LeaseId, revision: Revision) {
         self.leases.remove(&lease);
         let of = self.now().values().filter(|entry| entry.lease == Some(lease));
         let writes: Vec<Write> = of.map(|entry| Write { key: entry.key.clone(), value: None, lease: None }).collect();
-        self.write(&writes);
+        self.write(&writes, revision);
+    }
+
+    /// As the embedded store makes it.
+    fn next_revision(&self, lease: LeaseId) -> Revision {
+        Revision(self.last + u64::from(self.now().values().any(|entry| entry.lease == Some(lease))))
     }
 
     fn events(&self, prefix: &str, after: u64) -> Result<Vec<Event>, StoreError> {
-        let mut events = Vec::new();
-        for at in self.point(after)? + 1..=self.last() {
-            let (old, new) = (&self.snapshots[at as usize - 1], &self.snapshots[at as usize]);
+        let (mut events, after) = (Vec::new(), self.point(after)?);
+        for pair in self.snapshots.windows(2) {
+            let ((_, old), (at, new)) = (&pair[0], &pair[1]);
+            if *at <= after {
+                continue;
+            }
             let mut keys: Vec<&String> = old.keys().chain(new.keys()).filter(|key| key.starts_with(prefix)).collect();
             keys.sort();
             keys.dedup();
             for key in keys.into_iter().filter(|key| old.get(*key) != new.get(*key)) {
                 let (entry, before) = (new.get(key).cloned(), old.get(key).cloned());
-                events.push(Event { revision: Revision(at), key: key.clone(), entry, before });
+                events.push(Event { revision: Revision(*at), key: key.clone(), entry, before });
             }
         }
         Ok(events)
@@ -101,7 +152,7 @@ fn transaction(rng: &mut SimRng, model: &Model) -> Transaction {
         let key = rng.key();
         let modified = match rng.roll(4) {
             0 => None,
-            1 => Some(Revision(rng.roll(model.last() + 2))),
+            1 => Some(Revision(model.roll(rng))),
             _ => model.now().get(&key).map(|entry| entry.modified),
         };
         transaction.compares.push(Compare { key, modified });
@@ -125,21 +176,21 @@ fn commit(store: &mut impl Store, model: &mut Model, transaction: &Transaction) 
         return;
     }
     let holds = |compare: &Compare| model.now().get(&compare.key).map(|entry| entry.modified) == compare.modified;
-    if transaction.compares.iter().all(holds) {
-        model.write(&transaction.writes);
-        assert_eq!(answer, Ok(Committed::Done(Revision(model.last()))));
-    } else {
-        assert_eq!(answer, Ok(Committed::Conflict(Revision(model.last()))));
+    match (transaction.compares.iter().all(holds), answer) {
+        (true, Ok(Committed::Done(revision))) => model.write(&transaction.writes, revision),
+        (false, Ok(Committed::Conflict(revision))) => model.reach(revision),
+        (holds, answer) => panic!("{answer:?}, where comparisons hold: {holds}"),
     }
 }
 
-fn look(store: &impl Store, model: &Model, rng: &mut SimRng) {
-    let (prefix, key, at) = (rng.prefix(), rng.key(), rng.roll(model.last() + 2));
+fn look(store: &impl Store, model: &mut Model, rng: &mut SimRng) {
+    model.reach(store.revision().expect("a revision"));
+    let (prefix, key, at) = (rng.prefix(), rng.key(), model.roll(rng));
     let point = model.point(at);
     let listed = store.list(prefix, Some(Revision(at)));
     match &point {
         Ok(at) => {
-            let snapshot = &model.snapshots[*at as usize];
+            let snapshot = model.at(*at);
             let expected: Vec<Entry> =
                 snapshot.values().filter(|entry| entry.key.starts_with(prefix)).cloned().collect();
             assert_eq!(listed.map(|listing| (listing.revision, listing.entries)), Ok((Revision(*at), expected)));
@@ -150,17 +201,29 @@ fn look(store: &impl Store, model: &Model, rng: &mut SimRng) {
             assert_eq!(store.get(&key, Some(Revision(at))).as_ref(), Err(error));
         }
     }
-    assert_eq!(store.events(prefix, Revision(at)), model.events(prefix, at));
     let now: Vec<Entry> = model.now().values().cloned().collect();
     assert_eq!(store.list("", None).map(|listing| listing.entries), Ok(now));
-    assert_eq!(store.revision(), Ok(Revision(model.last())));
+    // A shared store knows the changes of the revision itself up to which it is compacted, as far as they are left,
+    // and makes a revision to find what the present is.
+    let shown = match model.kind {
+        Kind::Embedded => true,
+        // Some of the time: it takes a tenth of a second.
+        Kind::Shared => (point.is_ok() || at + 1 < model.compacted) && rng.roll(4) == 0,
+    };
+    if shown {
+        assert_eq!(store.events(prefix, Revision(at)), model.events(prefix, at));
+    }
+    model.reach(store.revision().expect("a revision"));
 }
 
 fn leases(store: &mut impl Store, model: &mut Model, rng: &mut SimRng) {
     let some = model.leases.keys().nth(rng.roll(3) as usize).copied();
     match (rng.roll(4), some) {
         (0, _) => {
-            let ttl = 1 + rng.roll(50);
+            let ttl = match model.kind {
+                Kind::Embedded => 1 + rng.roll(50),
+                Kind::Shared => 3_600_000_000_000,
+            };
             let lease = store.grant(Instant(model.now), Duration(ttl)).expect("a lease");
             assert!(model.leases.insert(lease, (ttl, Some(model.now + ttl))).is_none(), "a lease twice");
         }
@@ -169,31 +232,44 @@ fn leases(store: &mut impl Store, model: &mut Model, rng: &mut SimRng) {
             model.leases.entry(lease).and_modify(|(ttl, until)| *until = Some(model.now + *ttl));
         }
         (2, Some(lease)) => {
-            let revision = store.revoke(lease);
-            model.end(lease);
-            assert_eq!(revision, Ok(Revision(model.last())));
+            let revision = store.revoke(lease).expect("a lease");
+            model.end(lease, revision);
             assert_eq!(store.revoke(lease), Err(StoreError::NoLease));
             assert_eq!(store.keep_alive(Instant(model.now), lease), Err(StoreError::NoLease));
+            let write = Write { key: "a".into(), value: Some(Vec::new()), lease: Some(lease) };
+            let transaction = Transaction { compares: Vec::new(), writes: alloc::vec![write] };
+            assert_eq!(store.commit(&transaction), Err(StoreError::NoLease));
         }
         _ => {
             model.now += rng.roll(40);
-            let now = model.now;
-            for (ttl, until) in model.leases.values_mut() {
-                until.get_or_insert(now + *ttl);
+            let ended = expire(model);
+            assert_eq!(store.expire(Instant(model.now)), Ok(ended.clone()));
+            for lease in ended {
+                let revision = model.next_revision(lease);
+                model.end(lease, revision);
             }
-            let over = |(_, until): &(u64, Option<u64>)| until.is_some_and(|until| until <= now);
-            let ended: Vec<LeaseId> = model.leases.iter().filter(|(_, lease)| over(lease)).map(|(&id, _)| id).collect();
-            assert_eq!(store.expire(Instant(now)), Ok(ended.clone()));
-            ended.into_iter().for_each(|lease| model.end(lease));
         }
     }
     let next = model.leases.values().map(|(_, until)| Instant(until.unwrap_or_default())).min();
-    assert_eq!(store.next_expiry(), next);
+    assert_eq!(store.next_expiry(), next.filter(|_| model.kind == Kind::Embedded));
+}
+
+/// The leases whose time is over.
+fn expire(model: &mut Model) -> Vec<LeaseId> {
+    if model.kind == Kind::Shared {
+        return Vec::new();
+    }
+    let now = model.now;
+    for (ttl, until) in model.leases.values_mut() {
+        until.get_or_insert(now + *ttl);
+    }
+    let over = |(_, until): &(u64, Option<u64>)| until.is_some_and(|until| until <= now);
+    model.leases.iter().filter(|(_, lease)| over(lease)).map(|(&id, _)| id).collect()
 }
 
 /// Each number is one operation. `reopen` closes a store and opens it again.
-pub fn check<S: Store>(mut store: S, operations: &[u64], mut reopen: impl FnMut(S) -> S) {
-    let mut model = Model { snapshots: alloc::vec![Snapshot::new()], compacted: 0, leases: BTreeMap::new(), now: 1 };
+pub fn check<S: Store>(mut store: S, kind: Kind, operations: &[u64], mut reopen: impl FnMut(S) -> S) {
+    let mut model = Model::new(kind, store.revision().expect("a revision").0);
     for &operation in operations {
         let mut rng = SimRng(operation);
         match rng.roll(16) {
@@ -203,7 +279,7 @@ pub fn check<S: Store>(mut store: S, operations: &[u64], mut reopen: impl FnMut(
             }
             8..=10 => leases(&mut store, &mut model, &mut rng),
             11 => {
-                let at = rng.roll(model.last() + 2);
+                let at = model.roll(&mut rng);
                 let expected = model.point(at).map(|at| model.compacted = at);
                 assert_eq!(store.compact(Revision(at)), expected);
             }
@@ -213,7 +289,7 @@ pub fn check<S: Store>(mut store: S, operations: &[u64], mut reopen: impl FnMut(
             }
             _ => {}
         }
-        look(&store, &model, &mut rng);
+        look(&store, &mut model, &mut rng);
     }
 }
 

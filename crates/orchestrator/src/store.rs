@@ -2,7 +2,7 @@
 //!
 //! There is one number, the revision, for the whole store. Each transaction that writes makes the next one, and all its
 //! writes bear it. A reader may look at any revision that is not compacted away, and be notified of all changes
-//! since.
+//! since. Where others have keys in the same store (etcd), their writes count, too.
 //!
 //! Time is an argument: leases end when whoever runs the store says what time it is.
 use alloc::collections::BTreeMap;
@@ -96,8 +96,7 @@ pub struct Transaction {
 /// Result of [`Store::commit`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Committed {
-    /// The store's revision now: that of the writes, or, if they changed nothing (no writes; absent
-    /// keys deleted), as before.
+    /// The revision of the writes; if they changed nothing (no writes; absent keys deleted), the store's now.
     Done(Revision),
     /// A comparison did not hold.
     Conflict(Revision),
@@ -127,9 +126,16 @@ pub enum StoreError {
     /// No room is left. Nothing was written.
     #[error("no space is left")]
     Full,
-    /// Can't be read or written; the text says what and where. Nothing of a transaction that failed so was written.
+    /// More than the store takes in one transaction. Nothing was written.
+    #[error("{0}")]
+    TooLarge(String),
+    /// Can't be read or written; the text says what and where. Nothing of a transaction that failed so was written, nor
+    /// will be.
     #[error("{0}")]
     Broken(String),
+    /// No answer came: it may have been written, or be written yet.
+    #[error("{0}")]
+    Unknown(String),
 }
 
 /// Longest key and value, bytes.
@@ -160,7 +166,7 @@ pub trait Store {
     /// Durable when it returns.
     ///
     /// # Errors
-    /// `BadTransaction`, `NoLease`, `Full`: nothing was written. `Broken`.
+    /// `BadTransaction`, `NoLease`, `Full`, `TooLarge`, `Broken`: nothing was written. `Unknown`.
     fn commit(&mut self, transaction: &Transaction) -> Result<Committed, StoreError>;
 
     /// Changes after that revision for a watch: all those of keys that begin so, in order of
@@ -195,7 +201,8 @@ pub trait Store {
     /// `NoLease`, `Broken`.
     fn revoke(&mut self, lease: LeaseId) -> Result<Revision, StoreError>;
 
-    /// Revokes all leases whose time is over; which those were.
+    /// Revokes all leases whose time is over; which those were. In a store with a clock of its own they end by
+    /// themselves, and this answers none.
     ///
     /// # Errors
     /// `Broken`.

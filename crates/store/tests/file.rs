@@ -1,5 +1,5 @@
 //! The file: conformance, faults, files that can't be used.
-use freeflow_orchestrator::conformance;
+use freeflow_orchestrator::conformance::{self, Kind};
 use freeflow_orchestrator::store::{Committed, Revision, Store, StoreError, Transaction, Write};
 use freeflow_store::{FileStore, Opener, open_state_dir};
 use proptest::prelude::*;
@@ -52,7 +52,7 @@ proptest! {
     fn as_the_model(operations in proptest::collection::vec(any::<u64>(), 0..60)) {
         let directory = Directory::new();
         let file = directory.file();
-        conformance::check(FileStore::open(&file).unwrap(), &operations, |store| {
+        conformance::check(FileStore::open(&file).unwrap(), Kind::Embedded, &operations, |store| {
             drop(store);
             FileStore::open(&file).unwrap()
         });

@@ -1,5 +1,6 @@
 //! The store that the others are compared with, compared with its model.
-use freeflow_orchestrator::{MemoryStore, conformance};
+use freeflow_orchestrator::MemoryStore;
+use freeflow_orchestrator::conformance::{self, Kind};
 use proptest::prelude::*;
 
 proptest! {
@@ -8,6 +9,6 @@ proptest! {
     fn memory_store(operations in proptest::collection::vec(any::<u64>(), 0..120)) {
         // Nothing survives in memory; leases of a store that was never closed go on as they were.
         let operations: Vec<u64> = operations.into_iter().filter(|&operation| !conformance::reopens(operation)).collect();
-        conformance::check(MemoryStore::new(), &operations, |store| store);
+        conformance::check(MemoryStore::new(), Kind::Embedded, &operations, |store| store);
     }
 }

@@ -1,0 +1,305 @@
+//! Calls of etcd, to whichever member answers.
+//!
+//! Each member has a connection of its own: one pool of all would go on choosing a member that is dead. A call goes
+//! to the member that answered last. Calls that change nothing are made again at the next one; those that change
+//! something only where it is certain that the first attempt did nothing.
+use crate::endpoint::Endpoints;
+use crate::error::EtcdError;
+use crate::messages::{
+    HeaderOnly, KeyValue, LeaseGrantRequest, LeaseRequest, LeaseResponse, RangeRequest, RangeResponse, TxnRequest,
+    TxnResponse, WatchCreateRequest, WatchRequest, WatchResponse, prefix_end,
+};
+use prost::Message;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::time::{sleep, timeout};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::client::Grpc;
+use tonic::codegen::http::uri::PathAndQuery;
+use tonic::transport::Channel;
+use tonic::{Request, Status, Streaming};
+use tonic_prost::ProstCodec;
+
+/// For one attempt.
+const CALL_TIME: Duration = Duration::from_secs(5);
+/// Between the members' first round and the next, if none answers; twice as long each time.
+const RETRY_FIRST: Duration = Duration::from_millis(50);
+/// Rounds through all members before a call fails.
+const ROUND_COUNT: u32 = 3;
+/// Of an answer: etcd's own messages are 4 MiB at most, but a revision of many keys may be longer.
+const ANSWER_BYTES_MAX: usize = 64 << 20;
+/// Keys in a page of a list.
+const PAGE_COUNT: i64 = 500;
+
+/// A connection to each member. Clones share them.
+#[derive(Clone)]
+pub struct Client {
+    channels: Arc<[Channel]>,
+    /// The member that answered last.
+    current: Arc<AtomicUsize>,
+    call_time: Duration,
+}
+
+/// A list of keys, and when.
+#[derive(Debug)]
+pub(crate) struct Page {
+    pub revision: i64,
+    pub kvs: Vec<KeyValue>,
+}
+
+/// A watch that etcd has accepted. It ends when this is dropped.
+pub(crate) struct Watch {
+    pub responses: Streaming<WatchResponse>,
+    _requests: mpsc::Sender<WatchRequest>,
+}
+
+impl Client {
+    /// In a runtime of tokio's. Nothing is connected yet.
+    ///
+    /// # Errors
+    /// `Invalid`: certificates that can't be used.
+    pub fn new(endpoints: &Endpoints) -> Result<Self, EtcdError> {
+        let channels = endpoints.channels()?.into();
+        Ok(Self { channels, current: Arc::default(), call_time: CALL_TIME })
+    }
+
+    /// How long one attempt of a call may take; 5 s if not set.
+    #[must_use]
+    pub fn call_time(mut self, time: Duration) -> Self {
+        self.call_time = time;
+        self
+    }
+
+    pub(crate) fn current(&self) -> usize {
+        self.current.load(Ordering::Relaxed) % self.channels.len()
+    }
+
+    /// The next calls begin at another member, if somebody else has not changed it.
+    pub(crate) fn leave(&self, member: usize) {
+        let next = (member + 1) % self.channels.len();
+        let _ = self.current.compare_exchange(member, next, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    fn grpc(&self, member: usize) -> Grpc<Channel> {
+        Grpc::new(self.channels[member].clone()).max_decoding_message_size(ANSWER_BYTES_MAX)
+    }
+
+    /// A member without a leader answers so, instead of not at all.
+    fn request<T>(message: T) -> Request<T> {
+        let mut request = Request::new(message);
+        request.metadata_mut().insert("hasleader", tonic::metadata::MetadataValue::from_static("true"));
+        request
+    }
+
+    /// One attempt.
+    async fn call<Q, A>(&self, member: usize, path: &'static str, message: Q) -> Result<A, EtcdError>
+    where
+        Q: Message + 'static,
+        A: Message + Default + 'static,
+    {
+        let attempt = async {
+            let mut grpc = self.grpc(member);
+            let not_ready = |error: tonic::transport::Error| EtcdError::Unreachable(error.to_string());
+            grpc.ready().await.map_err(not_ready)?;
+            let codec = ProstCodec::<Q, A>::default();
+            let answer = grpc.unary(Self::request(message), PathAndQuery::from_static(path), codec).await;
+            answer.map(tonic::Response::into_inner).map_err(|status| EtcdError::of(&status))
+        };
+        timeout(self.call_time, attempt).await.unwrap_or_else(|_| Err(self.late()))
+    }
+
+    /// A call that may be made again where `may_repeat` says so, at each member in turn.
+    async fn call_any<Q, A>(
+        &self,
+        path: &'static str,
+        message: Q,
+        may_repeat: impl Fn(&EtcdError) -> bool,
+    ) -> Result<A, EtcdError>
+    where
+        Q: Message + Clone + 'static,
+        A: Message + Default + 'static,
+    {
+        let (mut pause, mut last) = (RETRY_FIRST, None);
+        for round in 0..ROUND_COUNT {
+            if round > 0 {
+                sleep(pause).await;
+                pause *= 2;
+            }
+            for _ in 0..self.channels.len() {
+                let member = self.current();
+                match self.call(member, path, message.clone()).await {
+                    Err(error) if error.is_transient() => {
+                        self.leave(member);
+                        if !may_repeat(&error) {
+                            return Err(error);
+                        }
+                        last = Some(error);
+                    }
+                    answer => return answer,
+                }
+            }
+        }
+        Err(last.expect("there is a member"))
+    }
+
+    /// For what changes nothing, or may be done twice.
+    async fn repeat<Q, A>(&self, path: &'static str, message: Q) -> Result<A, EtcdError>
+    where
+        Q: Message + Clone + 'static,
+        A: Message + Default + 'static,
+    {
+        self.call_any(path, message, |_| true).await
+    }
+
+    /// For what must not be done twice.
+    async fn once<Q, A>(&self, path: &'static str, message: Q) -> Result<A, EtcdError>
+    where
+        Q: Message + Clone + 'static,
+        A: Message + Default + 'static,
+    {
+        self.call_any(path, message, |error| matches!(error, EtcdError::Unreachable(_))).await
+    }
+
+    pub(crate) async fn range(&self, request: RangeRequest) -> Result<Page, EtcdError> {
+        let response: RangeResponse = self.repeat("/etcdserverpb.KV/Range", request).await?;
+        Ok(Page { revision: revision_of(response.header.as_ref()), kvs: response.kvs })
+    }
+
+    /// All keys that begin so, at a revision (0: now), page by page.
+    pub(crate) async fn list(&self, prefix: &[u8], revision: i64) -> Result<Page, EtcdError> {
+        let (mut key, range_end) = (prefix.to_vec(), prefix_end(prefix));
+        let mut all = Page { revision, kvs: Vec::new() };
+        if key.is_empty() {
+            key.push(0);
+        }
+        loop {
+            let request = RangeRequest { key, range_end: range_end.clone(), limit: PAGE_COUNT, revision: all.revision };
+            let response: RangeResponse = self.repeat("/etcdserverpb.KV/Range", request).await?;
+            if all.revision == 0 {
+                all.revision = revision_of(response.header.as_ref());
+            }
+            let last = response.kvs.last().map(|kv| kv.key.clone());
+            all.kvs.extend(response.kvs);
+            match last {
+                Some(last) if response.more => key = [&last[..], b"\0"].concat(),
+                _ => return Ok(all),
+            }
+        }
+    }
+
+    /// Exactly once, unless the answer is `Unanswered`.
+    pub(crate) async fn transact(&self, request: TxnRequest) -> Result<TxnResponse, EtcdError> {
+        self.once("/etcdserverpb.KV/Txn", request).await
+    }
+
+    pub(crate) async fn compact(&self, revision: i64) -> Result<(), EtcdError> {
+        let request = crate::messages::CompactionRequest { revision };
+        let _: HeaderOnly = self.repeat("/etcdserverpb.KV/Compact", request).await?;
+        Ok(())
+    }
+
+    /// One that nobody hears of ends by itself, so it may be asked for again.
+    pub(crate) async fn grant(&self, seconds: i64) -> Result<i64, EtcdError> {
+        let request = LeaseGrantRequest { ttl: seconds };
+        let response: LeaseResponse = self.repeat("/etcdserverpb.Lease/LeaseGrant", request).await?;
+        Ok(response.id)
+    }
+
+    pub(crate) async fn revoke(&self, id: i64) -> Result<i64, EtcdError> {
+        let response: HeaderOnly = self.once("/etcdserverpb.Lease/LeaseRevoke", LeaseRequest { id }).await?;
+        Ok(revision_of(response.header.as_ref()))
+    }
+
+    /// Whether the lease is there; its time begins again if `renews`.
+    pub(crate) async fn lease_lives(&self, id: i64, renews: bool) -> Result<bool, EtcdError> {
+        if !renews {
+            let request = LeaseRequest { id };
+            let response: LeaseResponse = self.repeat("/etcdserverpb.Lease/LeaseTimeToLive", request).await?;
+            return Ok(response.ttl > 0);
+        }
+        let member = self.current();
+        let attempt = async {
+            let (requests, receiver) = mpsc::channel(1);
+            requests.send(LeaseRequest { id }).await.map_err(|error| EtcdError::Other(error.to_string()))?;
+            let mut responses: Streaming<LeaseResponse> =
+                self.stream(member, "/etcdserverpb.Lease/LeaseKeepAlive", receiver).await?;
+            let response = responses.message().await.map_err(|status| EtcdError::of(&status))?;
+            response.map(|response| response.ttl > 0).ok_or_else(ended)
+        };
+        let answer = timeout(self.call_time, attempt).await.unwrap_or_else(|_| Err(self.late()));
+        if answer.as_ref().is_err_and(EtcdError::is_transient) {
+            self.leave(member);
+        }
+        answer
+    }
+
+    async fn stream<Q, A>(
+        &self,
+        member: usize,
+        path: &'static str,
+        receiver: mpsc::Receiver<Q>,
+    ) -> Result<Streaming<A>, EtcdError>
+    where
+        Q: Message + 'static,
+        A: Message + Default + 'static,
+    {
+        let mut grpc = self.grpc(member);
+        grpc.ready().await.map_err(|error| EtcdError::Unreachable(error.to_string()))?;
+        let (requests, codec) = (ReceiverStream::new(receiver), ProstCodec::<Q, A>::default());
+        let answer = grpc.streaming(Self::request(requests), PathAndQuery::from_static(path), codec).await;
+        answer.map(tonic::Response::into_inner).map_err(|status: Status| EtcdError::of(&status))
+    }
+
+    /// A watch at this member. etcd's first response is read by the caller.
+    pub(crate) async fn watch(&self, member: usize, create: WatchCreateRequest) -> Result<Watch, EtcdError> {
+        let open = async {
+            let (requests, receiver) = mpsc::channel(1);
+            let request = WatchRequest { create: Some(create) };
+            requests.send(request).await.map_err(|error| EtcdError::Other(error.to_string()))?;
+            let responses = self.stream(member, "/etcdserverpb.Watch/Watch", receiver).await?;
+            Ok(Watch { responses, _requests: requests })
+        };
+        let late = |_| Err(EtcdError::Unreachable(format!("no watch in {} ms", self.call_time.as_millis())));
+        timeout(self.call_time, open).await.unwrap_or_else(late)
+    }
+
+    /// The first revision that is there, where some are compacted away: a watch from the beginning is refused with it.
+    pub(crate) async fn compacted(&self) -> Result<i64, EtcdError> {
+        let create = WatchCreateRequest { key: vec![0], start_revision: 1, ..WatchCreateRequest::default() };
+        let mut watch = self.watch(self.current(), create).await?;
+        let read = async {
+            loop {
+                let response = watch.next().await?;
+                if response.canceled {
+                    return Ok(response.compact_revision);
+                }
+            }
+        };
+        timeout(self.call_time, read).await.unwrap_or_else(|_| Err(self.late()))
+    }
+
+    fn late(&self) -> EtcdError {
+        EtcdError::Unanswered(format!("in {} ms", self.call_time.as_millis()))
+    }
+}
+
+impl Watch {
+    /// The next response; at an end of the stream, why.
+    pub async fn next(&mut self) -> Result<WatchResponse, EtcdError> {
+        match self.responses.message().await {
+            Ok(Some(response)) => Ok(response),
+            Ok(None) => Err(ended()),
+            Err(status) => Err(EtcdError::of(&status)),
+        }
+    }
+}
+
+fn ended() -> EtcdError {
+    EtcdError::Unanswered("the stream ended".into())
+}
+
+pub(crate) fn revision_of(header: Option<&crate::messages::ResponseHeader>) -> i64 {
+    header.map_or(0, |header| header.revision)
+}

@@ -1,0 +1,109 @@
+//! Why etcd did not do it.
+use freeflow_orchestrator::store::StoreError;
+use thiserror::Error;
+use tonic::{Code, Status};
+
+/// Result of a call that failed.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum EtcdError {
+    /// No member took the call: nothing was done.
+    #[error("etcd can't be reached: {0}")]
+    Unreachable(String),
+    /// The call may have been done, or be done later.
+    #[error("etcd did not answer: {0}")]
+    Unanswered(String),
+    /// The identity may not do that.
+    #[error("etcd refused: {0}")]
+    Denied(String),
+    /// The revision is compacted away.
+    #[error("the revision is compacted away")]
+    Compacted,
+    /// The revision is still to come.
+    #[error("the revision is still to come")]
+    Future,
+    /// The lease has ended, or never was.
+    #[error("no such lease")]
+    NoLease,
+    /// etcd's quota is used up: it takes reads and deletions only, until somebody has compacted and defragmented it and
+    /// disarmed the alarm.
+    #[error("etcd has no space left (NOSPACE)")]
+    Full,
+    /// More operations, or bytes, than etcd takes at once.
+    #[error("etcd takes no more at once: {0}")]
+    TooLarge(String),
+    /// The arguments make no sense: an address, a certificate.
+    #[error("{0}")]
+    Invalid(String),
+    /// Anything else that it answered; nothing was done.
+    #[error("etcd: {0}")]
+    Other(String),
+}
+
+impl EtcdError {
+    /// By the text where there is no code of its own: etcd's texts are constants of its interface
+    /// (`rpctypes/error.go`).
+    pub(crate) fn of(status: &Status) -> Self {
+        let text = status.message();
+        let says = |words: &str| text.contains(words);
+        match status.code() {
+            _ if says("has been compacted") => Self::Compacted,
+            _ if says("is a future revision") => Self::Future,
+            _ if says("requested lease not found") => Self::NoLease,
+            _ if says("database space exceeded") => Self::Full,
+            _ if ["too many operations", "request is too large", "larger than max"].iter().any(|words| says(words)) => {
+                Self::TooLarge(text.into())
+            }
+            Code::PermissionDenied | Code::Unauthenticated => Self::Denied(text.into()),
+            // Before etcd has looked at it.
+            Code::Unavailable if was_never_sent(status) => Self::Unreachable(causes(status)),
+            Code::ResourceExhausted if says("too many requests") => Self::Unreachable(text.into()),
+            Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled | Code::Unknown | Code::Internal => {
+                Self::Unanswered(causes(status))
+            }
+            _ => Self::Other(text.into()),
+        }
+    }
+
+    /// Whether another member, or a later time, may do better.
+    pub fn is_transient(&self) -> bool {
+        matches!(self, Self::Unreachable(_) | Self::Unanswered(_))
+    }
+}
+
+/// The connection was never made.
+fn was_never_sent(status: &Status) -> bool {
+    let mut cause = std::error::Error::source(status);
+    while let Some(error) = cause {
+        if error.to_string().contains("connect error") || error.is::<tonic::ConnectError>() {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}
+
+/// The status' own words, and those of its causes.
+fn causes(status: &Status) -> String {
+    let mut text = status.message().to_owned();
+    let mut cause = std::error::Error::source(status);
+    while let Some(error) = cause {
+        let words = error.to_string();
+        if !text.contains(&words) {
+            text = format!("{text}: {words}");
+        }
+        cause = error.source();
+    }
+    text
+}
+
+impl From<EtcdError> for StoreError {
+    fn from(error: EtcdError) -> Self {
+        match error {
+            EtcdError::NoLease => Self::NoLease,
+            EtcdError::Full => Self::Full,
+            EtcdError::Unanswered(_) => Self::Unknown(error.to_string()),
+            EtcdError::TooLarge(_) => Self::TooLarge(error.to_string()),
+            _ => Self::Broken(error.to_string()),
+        }
+    }
+}

@@ -1,0 +1,432 @@
+//! The store: keys under one prefix of etcd's, transactions that are done exactly once.
+//!
+//! An answer that is lost leaves open whether its transaction was done, or will be. So each one that writes also
+//! makes a key of its own, its *receipt*, on condition that it is absent. Who got no answer makes the receipt in its
+//! place: either that succeeds, and the transaction can't be done any more, or the receipt is there and its revision
+//! is the answer. A receipt goes with the next transaction of the same store, or with its lease.
+use crate::client::{Client, Page, revision_of};
+use crate::endpoint::Endpoints;
+use crate::error::EtcdError;
+use crate::messages::{
+    Compare, DeleteRangeRequest, KeyValue, Operation, PutRequest, RangeRequest, RequestOp, Target, TxnRequest,
+    TxnResponse, WatchCreateRequest, WatchEvent, prefix_end,
+};
+use freeflow_orchestrator::Store;
+use freeflow_orchestrator::store::{
+    Committed, Entry, Event, LeaseId, Listing, Revision, StoreError, Transaction, Write,
+};
+use freeflow_verbs::{Duration, Instant};
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
+use std::time;
+use tokio::runtime::Runtime;
+use tokio::time::{sleep, timeout};
+
+/// Keys of the data, and receipts, under the store's prefix.
+const DATA: &str = "data/";
+const RECEIPTS: &str = "receipts/";
+/// Receipts that nobody takes away go after this.
+const RECEIPT_SECONDS: i64 = 3600;
+/// A lease that is older is not used for new receipts.
+const LEASE_USED_FOR: time::Duration = time::Duration::from_secs(1800);
+/// How long it is tried to learn what became of a transaction.
+const SETTLE_TIME: time::Duration = time::Duration::from_secs(30);
+const SETTLE_PAUSE: time::Duration = time::Duration::from_millis(200);
+/// Of the key that shows where a watch has come to.
+const MARK_SECONDS: i64 = 60;
+/// For all changes up to the present to come by a watch.
+const EVENTS_TIME: time::Duration = time::Duration::from_secs(30);
+
+/// A value of a receipt.
+const DONE: &[u8] = b"done";
+const FENCED: &[u8] = b"fenced";
+
+/// Keys under a prefix of etcd's.
+///
+/// Its revisions are etcd's, which others' writes count up as well. Its leases end by themselves, by etcd's clock:
+/// `expire` has nothing to do, and times to live are whole seconds.
+pub struct EtcdStore {
+    runtime: Runtime,
+    keys: Keys,
+}
+
+/// The same without a thread that waits.
+struct Keys {
+    client: Client,
+    /// Ends with a slash.
+    root: String,
+    /// Of this store, among receipts.
+    writer: String,
+    receipt_count: u64,
+    /// The last receipt, which the next transaction takes away.
+    last_receipt: Option<Vec<u8>>,
+    /// Of receipts, and since when.
+    lease: Option<(i64, time::Instant)>,
+}
+
+/// The end of a transaction whose answer was lost.
+enum Settled {
+    Done(i64),
+    Never,
+}
+
+fn unsigned(revision: i64) -> Revision {
+    Revision(u64::try_from(revision).unwrap_or(0))
+}
+
+fn signed(revision: Revision) -> i64 {
+    i64::try_from(revision.0).unwrap_or(i64::MAX)
+}
+
+/// A hash of nothing, whose keys are the system's random numbers.
+fn random() -> u64 {
+    RandomState::new().build_hasher().finish()
+}
+
+fn lease_of(lease: Option<LeaseId>) -> i64 {
+    lease.map_or(0, |lease| i64::try_from(lease.0).unwrap_or(i64::MAX))
+}
+
+impl EtcdStore {
+    /// The keys under `root`, a prefix without which nothing of this store's is. Nothing is connected yet.
+    ///
+    /// # Errors
+    /// `Broken`: certificates that can't be used, or no resources for a runtime.
+    pub fn new(endpoints: &Endpoints, root: &str) -> Result<Self, StoreError> {
+        let broken = |error: std::io::Error| StoreError::Broken(format!("etcd: {error}"));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(broken)?;
+        let client = {
+            let _inside = runtime.enter();
+            Client::new(endpoints)?
+        };
+        let root = format!("{}/", root.trim_end_matches('/'));
+        let writer = format!("{:016x}{:016x}", random(), random());
+        let keys = Keys { client, root, writer, receipt_count: 0, last_receipt: None, lease: None };
+        Ok(Self { runtime, keys })
+    }
+
+    /// How long one attempt of a call may take.
+    #[must_use]
+    pub fn call_time(mut self, time: time::Duration) -> Self {
+        self.keys.client = self.keys.client.call_time(time);
+        self
+    }
+}
+
+impl Keys {
+    fn data_prefix(&self) -> String {
+        format!("{}{DATA}", self.root)
+    }
+
+    fn full_key(&self, key: &str) -> Vec<u8> {
+        format!("{}{DATA}{key}", self.root).into_bytes()
+    }
+
+    /// `None`: another's key.
+    fn entry(&self, kv: KeyValue) -> Result<Option<Entry>, StoreError> {
+        let Some(key) = kv.key.strip_prefix(self.data_prefix().as_bytes()) else { return Ok(None) };
+        let text = std::str::from_utf8(key)
+            .map_err(|_| StoreError::Broken(format!("etcd: a key that is no text: {}", kv.key.escape_ascii())))?;
+        Ok(Some(Entry {
+            key: text.into(),
+            value: kv.value,
+            created: unsigned(kv.create_revision),
+            modified: unsigned(kv.mod_revision),
+            lease: (kv.lease != 0).then(|| LeaseId(kv.lease.unsigned_abs())),
+        }))
+    }
+
+    async fn page(&self, prefix: &str, at: Option<Revision>) -> Result<Page, StoreError> {
+        let revision = match at {
+            None => 0,
+            // Before everything there is nothing, as long as that is known.
+            Some(Revision(0)) => 1,
+            Some(at) => signed(at),
+        };
+        match self.client.list(&self.full_key(prefix), revision).await {
+            Ok(_) if at == Some(Revision(0)) => Ok(Page { revision: 0, kvs: Vec::new() }),
+            Ok(page) => Ok(page),
+            Err(error) => Err(self.revision_error(error).await),
+        }
+    }
+
+    async fn get(&self, key: &str, at: Option<Revision>) -> Result<Option<Entry>, StoreError> {
+        let revision = match at {
+            None => 0,
+            Some(Revision(0)) => 1,
+            Some(at) => signed(at),
+        };
+        let request = RangeRequest { key: self.full_key(key), revision, ..RangeRequest::default() };
+        match self.client.range(request).await {
+            Ok(_) if at == Some(Revision(0)) => Ok(None),
+            Ok(mut page) => Ok(page.kvs.pop().map(|kv| self.entry(kv)).transpose()?.flatten()),
+            Err(error) => Err(self.revision_error(error).await),
+        }
+    }
+
+    async fn compact(&self, at: Revision) -> Result<(), StoreError> {
+        match self.client.compact(signed(at)).await {
+            // So does one that has been compacted to just there.
+            Err(EtcdError::Compacted) if self.client.compacted().await.map(unsigned) == Ok(at) => Ok(()),
+            Err(error) => Err(self.revision_error(error).await),
+            Ok(()) => Ok(()),
+        }
+    }
+
+    /// With the revisions that there are.
+    async fn revision_error(&self, error: EtcdError) -> StoreError {
+        let known = match error {
+            EtcdError::Compacted => {
+                self.client.compacted().await.map(|at| StoreError::Expired { compacted: unsigned(at) })
+            }
+            EtcdError::Future => self.present().await.map(|at| StoreError::Future { revision: unsigned(at) }),
+            other => Err(other),
+        };
+        known.unwrap_or_else(Into::into)
+    }
+
+    async fn present(&self) -> Result<i64, EtcdError> {
+        let key = format!("{}{RECEIPTS}", self.root).into_bytes();
+        let page = self.client.range(RangeRequest { key, limit: 1, ..RangeRequest::default() }).await?;
+        Ok(page.revision)
+    }
+
+    async fn receipt_lease(&mut self) -> Result<i64, EtcdError> {
+        match self.lease {
+            Some((id, since)) if since.elapsed() < LEASE_USED_FOR => Ok(id),
+            _ => {
+                let id = self.client.grant(RECEIPT_SECONDS).await?;
+                self.lease = Some((id, time::Instant::now()));
+                Ok(id)
+            }
+        }
+    }
+
+    fn write_operations(&self, writes: &[Write]) -> Vec<RequestOp> {
+        let operation = |write: &Write| {
+            let key = self.full_key(&write.key);
+            RequestOp {
+                operation: Some(match &write.value {
+                    Some(value) => {
+                        Operation::Put(PutRequest { key, value: value.clone(), lease: lease_of(write.lease) })
+                    }
+                    None => Operation::Delete(DeleteRangeRequest { key }),
+                }),
+            }
+        };
+        writes.iter().map(operation).collect()
+    }
+
+    /// The same with a receipt.
+    async fn with_receipt(&mut self, transaction: &Transaction) -> Result<(TxnRequest, Vec<u8>), EtcdError> {
+        let lease = self.receipt_lease().await?;
+        self.receipt_count += 1;
+        let receipt = format!("{}{RECEIPTS}{}/{}", self.root, self.writer, self.receipt_count).into_bytes();
+        let compares = transaction.compares.iter().map(|compare| {
+            let modified = compare.modified.map_or(0, signed);
+            Compare::new(self.full_key(&compare.key), Target::ModRevision(modified))
+        });
+        let mut request = TxnRequest {
+            compare: compares.collect(),
+            success: self.write_operations(&transaction.writes),
+            failure: Vec::new(),
+        };
+        if !transaction.writes.is_empty() {
+            request.compare.push(Compare::new(receipt.clone(), Target::CreateRevision(0)));
+            request.success.push(put(receipt.clone(), DONE, lease));
+            let key = self.last_receipt.clone();
+            request
+                .success
+                .extend(key.map(|key| RequestOp { operation: Some(Operation::Delete(DeleteRangeRequest { key })) }));
+        }
+        Ok((request, receipt))
+    }
+
+    /// No answer came: whether the transaction of this receipt was done. If not, it will not be.
+    async fn settle(&self, receipt: &[u8], lease: i64) -> Result<Settled, EtcdError> {
+        let fence = TxnRequest {
+            compare: vec![Compare::new(receipt.to_vec(), Target::CreateRevision(0))],
+            success: vec![put(receipt.to_vec(), FENCED, lease)],
+            failure: vec![RequestOp {
+                operation: Some(Operation::Range(RangeRequest { key: receipt.to_vec(), ..RangeRequest::default() })),
+            }],
+        };
+        loop {
+            match self.client.transact(fence.clone()).await {
+                Ok(TxnResponse { succeeded: true, .. }) => return Ok(Settled::Never),
+                Ok(response) => {
+                    let found = response.responses.into_iter().find_map(|response| response.range?.kvs.pop());
+                    return match found {
+                        Some(kv) if kv.value == DONE => Ok(Settled::Done(kv.mod_revision)),
+                        Some(_) => Ok(Settled::Never),
+                        None => Err(EtcdError::Other("a receipt is and is not there".into())),
+                    };
+                }
+                // The receipt may have gone with it.
+                Err(EtcdError::NoLease) => return Err(EtcdError::Unanswered("the receipt's lease has ended".into())),
+                Err(error) if error.is_transient() => sleep(SETTLE_PAUSE).await,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    async fn transact(&mut self, transaction: &Transaction) -> Result<Committed, StoreError> {
+        let lost_lease = match self.attempt(transaction).await {
+            Err(EtcdError::NoLease) => self.lease.take(),
+            answer => return answer.map_err(Into::into),
+        };
+        // The receipt's or the transaction's own.
+        let is_receipts = match lost_lease {
+            Some((id, _)) => !self.client.lease_lives(id, false).await?,
+            None => false,
+        };
+        if !is_receipts {
+            self.lease = lost_lease;
+            return Err(StoreError::NoLease);
+        }
+        self.last_receipt = None;
+        self.attempt(transaction).await.map_err(Into::into)
+    }
+
+    async fn attempt(&mut self, transaction: &Transaction) -> Result<Committed, EtcdError> {
+        let (request, receipt) = self.with_receipt(transaction).await?;
+        let (writes, lease) = (!transaction.writes.is_empty(), self.lease.map_or(0, |(id, _)| id));
+        match self.client.transact(request.clone()).await {
+            Ok(response) => {
+                let revision = unsigned(revision_of(response.header.as_ref()));
+                if response.succeeded && writes {
+                    self.last_receipt = Some(receipt);
+                }
+                Ok(if response.succeeded { Committed::Done(revision) } else { Committed::Conflict(revision) })
+            }
+            Err(error @ EtcdError::Unanswered(_)) if writes => {
+                let settled = timeout(SETTLE_TIME, self.settle(&receipt, lease)).await.unwrap_or(Err(error))?;
+                match settled {
+                    Settled::Done(revision) => {
+                        self.last_receipt = Some(receipt);
+                        Ok(Committed::Done(unsigned(revision)))
+                    }
+                    // This receipt stays as long as its lease: it is in the way of a request that is still on its way.
+                    Settled::Never => Err(EtcdError::Unreachable("it did not take the transaction in time".into())),
+                }
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// All changes after that revision, up to one that is made for the purpose: a watch says nothing when it has come
+    /// to the present. (It can be asked since etcd 3.4, but before 3.5.13 it may answer too early.)
+    async fn changes(&self, after: Revision) -> Result<Vec<(i64, WatchEvent)>, EtcdError> {
+        let lease = self.client.grant(MARK_SECONDS).await?;
+        let mark = format!("{}{RECEIPTS}{}/mark", self.root, self.writer).into_bytes();
+        let request = TxnRequest { success: vec![put(mark.clone(), DONE, lease)], ..TxnRequest::default() };
+        let until = revision_of(self.client.transact(request).await?.header.as_ref());
+        let create = WatchCreateRequest {
+            key: self.root.clone().into_bytes(),
+            range_end: prefix_end(self.root.as_bytes()),
+            start_revision: signed(after).saturating_add(1),
+            prev_kv: true,
+            fragment: true,
+            ..WatchCreateRequest::default()
+        };
+        let mut watch = self.client.watch(self.client.current(), create).await?;
+        let mut all = Vec::new();
+        loop {
+            let response = watch.next().await?;
+            if response.canceled {
+                return Err(match response.compact_revision {
+                    0 => EtcdError::Denied(response.cancel_reason),
+                    _ => EtcdError::Compacted,
+                });
+            }
+            for event in response.events {
+                let revision = event.kv.as_ref().map_or(0, |kv| kv.mod_revision);
+                if revision == until {
+                    return Ok(all);
+                }
+                all.push((revision, event));
+            }
+        }
+    }
+
+    fn event(&self, (revision, event): (i64, WatchEvent), prefix: &str) -> Result<Option<Event>, StoreError> {
+        let Some(kv) = event.kv else { return Ok(None) };
+        let Some(entry) = self.entry(kv)? else { return Ok(None) };
+        if !entry.key.starts_with(prefix) {
+            return Ok(None);
+        }
+        let before = event.prev_kv.map(|kv| self.entry(kv)).transpose()?.flatten();
+        let key = entry.key.clone();
+        let entry = (event.kind == 0).then_some(entry);
+        Ok(Some(Event { revision: unsigned(revision), key, entry, before }))
+    }
+}
+
+fn put(key: Vec<u8>, value: &[u8], lease: i64) -> RequestOp {
+    RequestOp { operation: Some(Operation::Put(PutRequest { key, value: value.to_vec(), lease })) }
+}
+
+impl Store for EtcdStore {
+    fn revision(&self) -> Result<Revision, StoreError> {
+        Ok(unsigned(self.runtime.block_on(self.keys.present())?))
+    }
+
+    fn get(&self, key: &str, at: Option<Revision>) -> Result<Option<Entry>, StoreError> {
+        self.runtime.block_on(self.keys.get(key, at))
+    }
+
+    fn list(&self, prefix: &str, at: Option<Revision>) -> Result<Listing, StoreError> {
+        let page = self.runtime.block_on(self.keys.page(prefix, at))?;
+        let entries: Result<Vec<Option<Entry>>, _> = page.kvs.into_iter().map(|kv| self.keys.entry(kv)).collect();
+        Ok(Listing { revision: unsigned(page.revision), entries: entries?.into_iter().flatten().collect() })
+    }
+
+    fn commit(&mut self, transaction: &Transaction) -> Result<Committed, StoreError> {
+        transaction.check()?;
+        self.runtime.block_on(self.keys.transact(transaction))
+    }
+
+    fn events(&self, prefix: &str, after: Revision) -> Result<Vec<Event>, StoreError> {
+        let keys = &self.keys;
+        let changes = self.runtime.block_on(async {
+            let changes = timeout(EVENTS_TIME, keys.changes(after)).await;
+            let late = |_| Err(EtcdError::Unanswered("changes do not come".into()));
+            match changes.unwrap_or_else(late) {
+                Ok(changes) => Ok(changes),
+                Err(error) => Err(keys.revision_error(error).await),
+            }
+        })?;
+        let events: Result<Vec<Option<Event>>, _> =
+            changes.into_iter().map(|change| keys.event(change, prefix)).collect();
+        let mut events: Vec<Event> = events?.into_iter().flatten().collect();
+        // etcd has those of one revision in the order in which they were written.
+        events.sort_by(|a, b| (a.revision, &a.key).cmp(&(b.revision, &b.key)));
+        Ok(events)
+    }
+
+    fn compact(&mut self, at: Revision) -> Result<(), StoreError> {
+        self.runtime.block_on(self.keys.compact(at))
+    }
+
+    fn grant(&mut self, _now: Instant, ttl: Duration) -> Result<LeaseId, StoreError> {
+        let seconds = i64::try_from(ttl.0.div_ceil(1_000_000_000)).unwrap_or(i64::MAX).max(1);
+        Ok(LeaseId(self.runtime.block_on(self.keys.client.grant(seconds))?.unsigned_abs()))
+    }
+
+    fn keep_alive(&mut self, _now: Instant, lease: LeaseId) -> Result<(), StoreError> {
+        let lives = self.runtime.block_on(self.keys.client.lease_lives(lease_of(Some(lease)), true))?;
+        if lives { Ok(()) } else { Err(StoreError::NoLease) }
+    }
+
+    fn revoke(&mut self, lease: LeaseId) -> Result<Revision, StoreError> {
+        Ok(unsigned(self.runtime.block_on(self.keys.client.revoke(lease_of(Some(lease))))?))
+    }
+
+    fn expire(&mut self, _now: Instant) -> Result<Vec<LeaseId>, StoreError> {
+        Ok(Vec::new())
+    }
+
+    fn next_expiry(&self) -> Option<Instant> {
+        None
+    }
+}

@@ -1,0 +1,162 @@
+//! News of changes, whatever happens on the way: none is missed, none told twice.
+use crate::common::{Cluster, SOON, open, put, until, write};
+use freeflow_etcd::{Client, EtcdStore, Follower, News};
+use freeflow_orchestrator::Revision;
+use freeflow_orchestrator::store::{Store, Transaction};
+use std::collections::BTreeMap;
+use std::time::Duration;
+use tokio::runtime::{Builder, Runtime};
+use tokio::time::timeout;
+
+/// The keys as news alone tell them, and which news came.
+struct Known {
+    runtime: Runtime,
+    follower: Follower,
+    prefix: String,
+    keys: BTreeMap<String, Vec<u8>>,
+    revision: Revision,
+    lists: usize,
+    behind: usize,
+}
+
+impl Known {
+    fn new(cluster: &Cluster, root: &str) -> Self {
+        let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let client = runtime.block_on(async { Client::new(&cluster.endpoints()) }).expect("a client");
+        let prefix = format!("{root}/data/");
+        let follower = Follower::new(client.call_time(Duration::from_secs(1)), &prefix);
+        Self { runtime, follower, prefix, keys: BTreeMap::new(), revision: Revision(0), lists: 0, behind: 0 }
+    }
+
+    fn next(&mut self) -> Option<News> {
+        let news =
+            self.runtime.block_on(async { timeout(Duration::from_millis(500), self.follower.next()).await }).ok()?;
+        match &news {
+            News::Listed(revision, entries) => {
+                self.lists += 1;
+                assert!(*revision >= self.revision);
+                self.revision = *revision;
+                self.keys = entries.iter().map(|entry| (entry.key.clone(), entry.value.clone())).collect();
+            }
+            News::Changed(revision, changes) => {
+                assert!(*revision > self.revision, "{revision} after {}", self.revision);
+                for (key, entry) in changes {
+                    assert!(key.starts_with(&self.prefix), "{key}");
+                    assert!(entry.as_ref().is_none_or(|entry| entry.modified > self.revision), "told twice: {entry:?}");
+                    match entry {
+                        Some(entry) => self.keys.insert(key.clone(), entry.value.clone()),
+                        None => Some(self.keys.remove(key).expect("what is not there does not go")),
+                    };
+                }
+                self.revision = *revision;
+            }
+            News::Unchanged(revision) => self.revision = self.revision.max(*revision),
+            News::Behind(_) => self.behind += 1,
+        }
+        Some(news)
+    }
+
+    /// Follows until it knows what the store has.
+    fn catch_up(&mut self, store: &EtcdStore) {
+        let listing = until("etcd answers", || store.list("", None).map_err(|error| error.to_string()));
+        let wanted: BTreeMap<String, Vec<u8>> =
+            listing.entries.into_iter().map(|entry| (format!("{}{}", self.prefix, entry.key), entry.value)).collect();
+        let begin = std::time::Instant::now();
+        while self.keys != wanted {
+            assert!(begin.elapsed() < SOON, "{:?} is not {wanted:?}", self.keys);
+            self.next();
+        }
+    }
+}
+
+const ROOT: &str = "/freeflow-test";
+
+#[test]
+fn changes_come_in_order_and_whole() {
+    let cluster = Cluster::start(1, &[]);
+    let mut store = open(&cluster.endpoints(), ROOT);
+    put(&mut store, "a", "1").expect("written");
+    let mut known = Known::new(&cluster, ROOT);
+    known.catch_up(&store);
+    assert_eq!((known.lists, known.keys.len()), (1, 1));
+    let writes = vec![write("a", None), write("b", Some("2")), write("c", Some("3"))];
+    store.commit(&Transaction { compares: Vec::new(), writes }).expect("written");
+    let changes = loop {
+        match known.next() {
+            Some(News::Changed(_, changes)) => break changes,
+            Some(News::Listed(..) | News::Behind(_)) => panic!("nothing is wrong"),
+            Some(News::Unchanged(_)) | None => {}
+        }
+    };
+    assert_eq!(changes.len(), 3, "one transaction comes at once: {changes:?}");
+    // Many, in revisions that do not fit one message of etcd's together.
+    let large = "x".repeat(60_000);
+    for round in 0..6 {
+        let writes =
+            (0..20).map(|number| write(&format!("large/{number}"), Some(&format!("{round}{large}")))).collect();
+        store.commit(&Transaction { compares: Vec::new(), writes }).expect("written");
+    }
+    known.catch_up(&store);
+    assert_eq!((known.lists, known.behind), (1, 0));
+}
+
+#[test]
+fn a_watch_goes_on_at_another_member() {
+    let mut cluster = Cluster::start(3, &[]);
+    let mut store = open(&cluster.endpoints(), ROOT);
+    let mut known = Known::new(&cluster, ROOT);
+    known.catch_up(&store);
+    for round in 0..6 {
+        let member = round % 3;
+        cluster.kill(member);
+        for number in 0..10 {
+            let value = format!("{round}.{number}");
+            until("a majority writes", || {
+                put(&mut store, &format!("key/{number}"), &value).map_err(|error| error.to_string())
+            });
+        }
+        known.catch_up(&store);
+        cluster.start_member(member);
+    }
+    assert_eq!(known.lists, 1, "it went on from where it was");
+    assert!(known.behind > 0);
+}
+
+#[test]
+fn what_was_compacted_away_is_listed_again() {
+    let mut cluster = Cluster::start(1, &[]);
+    let mut store = open(&cluster.endpoints(), ROOT);
+    for key in ["stays", "goes", "changes"] {
+        put(&mut store, key, "1").expect("written");
+    }
+    let mut known = Known::new(&cluster, ROOT);
+    known.catch_up(&store);
+    // The watch ends, and what comes then is compacted before it is begun again.
+    cluster.kill(0);
+    while !matches!(known.next(), Some(News::Behind(_))) {}
+    cluster.start_member(0);
+    until("etcd answers", || put(&mut store, "changes", "2").map_err(|error| error.to_string()));
+    store.commit(&Transaction { compares: Vec::new(), writes: vec![write("goes", None)] }).expect("written");
+    let revision = put(&mut store, "new", "1").expect("written");
+    store.compact(revision).expect("compacted");
+    known.catch_up(&store);
+    assert_eq!(known.lists, 2);
+    put(&mut store, "new", "2").expect("written");
+    known.catch_up(&store);
+    assert_eq!(known.lists, 2, "and it is followed again");
+}
+
+#[test]
+fn a_member_that_hangs_is_left() {
+    let cluster = Cluster::start(3, &[]);
+    let mut store = open(&cluster.endpoints(), ROOT);
+    let mut known = Known::new(&cluster, ROOT);
+    known.catch_up(&store);
+    for member in 0..3 {
+        cluster.stop(member, true);
+        until("a majority writes", || put(&mut store, "key", &member.to_string()).map_err(|error| error.to_string()));
+        known.catch_up(&store);
+        cluster.stop(member, false);
+    }
+    assert_eq!(known.lists, 1);
+}
