@@ -7,7 +7,7 @@ use crate::endpoint::Endpoints;
 use crate::error::EtcdError;
 use crate::messages::{
     HeaderOnly, KeyValue, LeaseGrantRequest, LeaseRequest, LeaseResponse, RangeRequest, RangeResponse, TxnRequest,
-    TxnResponse, WatchCreateRequest, WatchRequest, WatchResponse, prefix_end,
+    TxnResponse, WatchCreateRequest, WatchRequest, WatchResponse, prefix_end, revision_of,
 };
 use prost::Message;
 use std::sync::Arc;
@@ -298,8 +298,4 @@ impl Watch {
 
 fn ended() -> EtcdError {
     EtcdError::Unanswered("the stream ended".into())
-}
-
-pub(crate) fn revision_of(header: Option<&crate::messages::ResponseHeader>) -> i64 {
-    header.map_or(0, |header| header.revision)
 }

@@ -3,10 +3,10 @@
 //! A watch that ends is begun again where it had come to, at another member if need be. Where etcd has compacted what
 //! came since, the keys are listed again, and whoever follows finds by comparison what is gone. What was last known
 //! stays good meanwhile: how old it is, [`News::Behind`] says.
-use crate::client::{Client, Watch, revision_of};
+use crate::client::{Client, Watch};
 use crate::error::EtcdError;
-use crate::messages::{KeyValue, WatchCreateRequest, WatchEvent, WatchResponse, prefix_end};
-use freeflow_orchestrator::store::{Entry, LeaseId, Revision};
+use crate::messages::{KeyValue, WatchCreateRequest, WatchEvent, WatchResponse, prefix_end, revision, revision_of};
+use freeflow_orchestrator::store::{Entry, Revision};
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::time::Duration;
@@ -46,23 +46,8 @@ pub struct Follower {
     failures: u32,
 }
 
-fn number(revision: i64) -> Revision {
-    Revision(u64::try_from(revision).unwrap_or(0))
-}
-
-/// `None`: the key is no text, so nobody's of FreeFlow.
-fn entry_of(kv: KeyValue) -> Option<Entry> {
-    Some(Entry {
-        key: String::from_utf8(kv.key).ok()?,
-        value: kv.value,
-        created: number(kv.create_revision),
-        modified: number(kv.mod_revision),
-        lease: (kv.lease != 0).then(|| LeaseId(kv.lease.unsigned_abs())),
-    })
-}
-
 fn change_of(event: WatchEvent) -> Option<KeyChange> {
-    let entry = entry_of(event.kv?)?;
+    let entry = event.kv?.into_entry()?;
     Some(if event.kind == 0 { (entry.key.clone(), Some(entry)) } else { (entry.key, None) })
 }
 
@@ -99,9 +84,10 @@ impl Follower {
     async fn step(&mut self) -> Result<Option<News>, EtcdError> {
         let Some(told) = self.told else {
             let page = self.client.list(self.prefix.as_bytes(), 0).await?;
-            let revision = number(page.revision);
-            self.told = Some(revision);
-            return Ok(Some(News::Listed(revision, page.kvs.into_iter().filter_map(entry_of).collect())));
+            let at = revision(page.revision);
+            self.told = Some(at);
+            let entries = page.kvs.into_iter().filter_map(KeyValue::into_entry).collect();
+            return Ok(Some(News::Listed(at, entries)));
         };
         let Some((watch, _)) = &mut self.watch else {
             self.begin(told).await?;
@@ -145,7 +131,7 @@ impl Follower {
         if response.canceled {
             return Err(refusal(response));
         }
-        let revision = number(revision_of(response.header.as_ref()));
+        let at = revision(revision_of(response.header.as_ref()));
         self.parts.extend(response.events);
         if response.fragment {
             return Ok(None);
@@ -153,7 +139,7 @@ impl Follower {
         let events = std::mem::take(&mut self.parts);
         // The header may be ahead of the events that are still to come from a past that etcd sends bit by bit.
         let last = events.iter().filter_map(|event| Some(event.kv.as_ref()?.mod_revision)).max();
-        let until = last.map_or(revision, number);
+        let until = last.map_or(at, revision);
         self.told = self.told.max(Some(until));
         let changes: Vec<KeyChange> = events.into_iter().filter_map(change_of).collect();
         Ok(Some(if last.is_none() { News::Unchanged(until) } else { News::Changed(until, changes) }))

@@ -2,6 +2,7 @@
 //!
 //! A field that is missing here is one that etcd may send and that is passed over. Numbers: etcd's `rpc.proto` and
 //! `kv.proto`.
+use freeflow_orchestrator::store::{Entry, LeaseId, Revision};
 use prost::{Message, Oneof};
 
 #[derive(Clone, PartialEq, Message)]
@@ -22,6 +23,29 @@ pub(crate) struct KeyValue {
     pub value: Vec<u8>,
     #[prost(int64, tag = "6")]
     pub lease: i64,
+}
+
+/// etcd has no negative ones.
+pub(crate) fn revision(number: i64) -> Revision {
+    Revision(u64::try_from(number).unwrap_or(0))
+}
+
+/// Of a response's header.
+pub(crate) fn revision_of(header: Option<&ResponseHeader>) -> i64 {
+    header.map_or(0, |header| header.revision)
+}
+
+impl KeyValue {
+    /// `None`: the key is no text, so it is nobody's of FreeFlow.
+    pub fn into_entry(self) -> Option<Entry> {
+        Some(Entry {
+            key: String::from_utf8(self.key).ok()?,
+            value: self.value,
+            created: revision(self.create_revision),
+            modified: revision(self.mod_revision),
+            lease: (self.lease != 0).then(|| LeaseId(self.lease.unsigned_abs())),
+        })
+    }
 }
 
 #[derive(Clone, PartialEq, Message)]

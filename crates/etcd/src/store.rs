@@ -4,12 +4,12 @@
 //! makes a key of its own, its *receipt*, on condition that it is absent. Who got no answer makes the receipt in its
 //! place: either that succeeds, and the transaction can't be done any more, or the receipt is there and its revision
 //! is the answer. A receipt goes with the next transaction of the same store, or with its lease.
-use crate::client::{Client, Page, revision_of};
+use crate::client::{Client, Page};
 use crate::endpoint::Endpoints;
 use crate::error::EtcdError;
 use crate::messages::{
     Compare, DeleteRangeRequest, KeyValue, Operation, PutRequest, RangeRequest, RequestOp, Target, TxnRequest,
-    TxnResponse, WatchCreateRequest, WatchEvent, prefix_end,
+    TxnResponse, WatchCreateRequest, WatchEvent, prefix_end, revision, revision_of,
 };
 use freeflow_orchestrator::Store;
 use freeflow_orchestrator::store::{
@@ -70,12 +70,13 @@ enum Settled {
     Never,
 }
 
-fn unsigned(revision: i64) -> Revision {
-    Revision(u64::try_from(revision).unwrap_or(0))
-}
-
 fn signed(revision: Revision) -> i64 {
     i64::try_from(revision.0).unwrap_or(i64::MAX)
+}
+
+/// As etcd is asked: 0 means now there. Before everything there is nothing, as long as the first revision is there.
+fn asked(at: Option<Revision>) -> i64 {
+    at.map_or(0, |at| signed(at).max(1))
 }
 
 /// A hash of nothing, whose keys are the system's random numbers.
@@ -123,27 +124,14 @@ impl Keys {
     }
 
     /// `None`: another's key.
-    fn entry(&self, kv: KeyValue) -> Result<Option<Entry>, StoreError> {
-        let Some(key) = kv.key.strip_prefix(self.data_prefix().as_bytes()) else { return Ok(None) };
-        let text = std::str::from_utf8(key)
-            .map_err(|_| StoreError::Broken(format!("etcd: a key that is no text: {}", kv.key.escape_ascii())))?;
-        Ok(Some(Entry {
-            key: text.into(),
-            value: kv.value,
-            created: unsigned(kv.create_revision),
-            modified: unsigned(kv.mod_revision),
-            lease: (kv.lease != 0).then(|| LeaseId(kv.lease.unsigned_abs())),
-        }))
+    fn entry(&self, kv: KeyValue) -> Option<Entry> {
+        let entry = kv.into_entry()?;
+        let key = entry.key.strip_prefix(&self.data_prefix())?.to_owned();
+        Some(Entry { key, ..entry })
     }
 
     async fn page(&self, prefix: &str, at: Option<Revision>) -> Result<Page, StoreError> {
-        let revision = match at {
-            None => 0,
-            // Before everything there is nothing, as long as that is known.
-            Some(Revision(0)) => 1,
-            Some(at) => signed(at),
-        };
-        match self.client.list(&self.full_key(prefix), revision).await {
+        match self.client.list(&self.full_key(prefix), asked(at)).await {
             Ok(_) if at == Some(Revision(0)) => Ok(Page { revision: 0, kvs: Vec::new() }),
             Ok(page) => Ok(page),
             Err(error) => Err(self.revision_error(error).await),
@@ -151,15 +139,10 @@ impl Keys {
     }
 
     async fn get(&self, key: &str, at: Option<Revision>) -> Result<Option<Entry>, StoreError> {
-        let revision = match at {
-            None => 0,
-            Some(Revision(0)) => 1,
-            Some(at) => signed(at),
-        };
-        let request = RangeRequest { key: self.full_key(key), revision, ..RangeRequest::default() };
+        let request = RangeRequest { key: self.full_key(key), revision: asked(at), ..RangeRequest::default() };
         match self.client.range(request).await {
             Ok(_) if at == Some(Revision(0)) => Ok(None),
-            Ok(mut page) => Ok(page.kvs.pop().map(|kv| self.entry(kv)).transpose()?.flatten()),
+            Ok(mut page) => Ok(page.kvs.pop().and_then(|kv| self.entry(kv))),
             Err(error) => Err(self.revision_error(error).await),
         }
     }
@@ -167,7 +150,7 @@ impl Keys {
     async fn compact(&self, at: Revision) -> Result<(), StoreError> {
         match self.client.compact(signed(at)).await {
             // So does one that has been compacted to just there.
-            Err(EtcdError::Compacted) if self.client.compacted().await.map(unsigned) == Ok(at) => Ok(()),
+            Err(EtcdError::Compacted) if self.client.compacted().await.map(revision) == Ok(at) => Ok(()),
             Err(error) => Err(self.revision_error(error).await),
             Ok(()) => Ok(()),
         }
@@ -177,9 +160,9 @@ impl Keys {
     async fn revision_error(&self, error: EtcdError) -> StoreError {
         let known = match error {
             EtcdError::Compacted => {
-                self.client.compacted().await.map(|at| StoreError::Expired { compacted: unsigned(at) })
+                self.client.compacted().await.map(|at| StoreError::Expired { compacted: revision(at) })
             }
-            EtcdError::Future => self.present().await.map(|at| StoreError::Future { revision: unsigned(at) }),
+            EtcdError::Future => self.present().await.map(|at| StoreError::Future { revision: revision(at) }),
             other => Err(other),
         };
         known.unwrap_or_else(Into::into)
@@ -293,7 +276,7 @@ impl Keys {
         let (writes, lease) = (!transaction.writes.is_empty(), self.lease.map_or(0, |(id, _)| id));
         match self.client.transact(request.clone()).await {
             Ok(response) => {
-                let revision = unsigned(revision_of(response.header.as_ref()));
+                let revision = revision(revision_of(response.header.as_ref()));
                 if response.succeeded && writes {
                     self.last_receipt = Some(receipt);
                 }
@@ -302,9 +285,9 @@ impl Keys {
             Err(error @ EtcdError::Unanswered(_)) if writes => {
                 let settled = timeout(SETTLE_TIME, self.settle(&receipt, lease)).await.unwrap_or(Err(error))?;
                 match settled {
-                    Settled::Done(revision) => {
+                    Settled::Done(at) => {
                         self.last_receipt = Some(receipt);
-                        Ok(Committed::Done(unsigned(revision)))
+                        Ok(Committed::Done(revision(at)))
                     }
                     // This receipt stays as long as its lease: it is in the way of a request that is still on its way.
                     Settled::Never => Err(EtcdError::Unreachable("it did not take the transaction in time".into())),
@@ -349,16 +332,11 @@ impl Keys {
         }
     }
 
-    fn event(&self, (revision, event): (i64, WatchEvent), prefix: &str) -> Result<Option<Event>, StoreError> {
-        let Some(kv) = event.kv else { return Ok(None) };
-        let Some(entry) = self.entry(kv)? else { return Ok(None) };
-        if !entry.key.starts_with(prefix) {
-            return Ok(None);
-        }
-        let before = event.prev_kv.map(|kv| self.entry(kv)).transpose()?.flatten();
+    fn event(&self, (at, event): (i64, WatchEvent), prefix: &str) -> Option<Event> {
+        let entry = self.entry(event.kv?).filter(|entry| entry.key.starts_with(prefix))?;
+        let before = event.prev_kv.and_then(|kv| self.entry(kv));
         let key = entry.key.clone();
-        let entry = (event.kind == 0).then_some(entry);
-        Ok(Some(Event { revision: unsigned(revision), key, entry, before }))
+        Some(Event { revision: revision(at), key, entry: (event.kind == 0).then_some(entry), before })
     }
 }
 
@@ -368,7 +346,7 @@ fn put(key: Vec<u8>, value: &[u8], lease: i64) -> RequestOp {
 
 impl Store for EtcdStore {
     fn revision(&self) -> Result<Revision, StoreError> {
-        Ok(unsigned(self.runtime.block_on(self.keys.present())?))
+        Ok(revision(self.runtime.block_on(self.keys.present())?))
     }
 
     fn get(&self, key: &str, at: Option<Revision>) -> Result<Option<Entry>, StoreError> {
@@ -377,8 +355,8 @@ impl Store for EtcdStore {
 
     fn list(&self, prefix: &str, at: Option<Revision>) -> Result<Listing, StoreError> {
         let page = self.runtime.block_on(self.keys.page(prefix, at))?;
-        let entries: Result<Vec<Option<Entry>>, _> = page.kvs.into_iter().map(|kv| self.keys.entry(kv)).collect();
-        Ok(Listing { revision: unsigned(page.revision), entries: entries?.into_iter().flatten().collect() })
+        let entries = page.kvs.into_iter().filter_map(|kv| self.keys.entry(kv)).collect();
+        Ok(Listing { revision: revision(page.revision), entries })
     }
 
     fn commit(&mut self, transaction: &Transaction) -> Result<Committed, StoreError> {
@@ -396,9 +374,7 @@ impl Store for EtcdStore {
                 Err(error) => Err(keys.revision_error(error).await),
             }
         })?;
-        let events: Result<Vec<Option<Event>>, _> =
-            changes.into_iter().map(|change| keys.event(change, prefix)).collect();
-        let mut events: Vec<Event> = events?.into_iter().flatten().collect();
+        let mut events: Vec<Event> = changes.into_iter().filter_map(|change| keys.event(change, prefix)).collect();
         // etcd has those of one revision in the order in which they were written.
         events.sort_by(|a, b| (a.revision, &a.key).cmp(&(b.revision, &b.key)));
         Ok(events)
@@ -419,7 +395,7 @@ impl Store for EtcdStore {
     }
 
     fn revoke(&mut self, lease: LeaseId) -> Result<Revision, StoreError> {
-        Ok(unsigned(self.runtime.block_on(self.keys.client.revoke(lease_of(Some(lease))))?))
+        Ok(revision(self.runtime.block_on(self.keys.client.revoke(lease_of(Some(lease))))?))
     }
 
     fn expire(&mut self, _now: Instant) -> Result<Vec<LeaseId>, StoreError> {
