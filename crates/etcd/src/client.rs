@@ -266,14 +266,17 @@ impl Client {
     }
 
     /// The first revision that is there, where some are compacted away: a watch from the beginning is refused with it.
-    pub(crate) async fn compacted(&self) -> Result<i64, EtcdError> {
-        let create = WatchCreateRequest { key: vec![0], start_revision: 1, ..WatchCreateRequest::default() };
+    /// By the watch of a key that the caller may read.
+    pub(crate) async fn compacted(&self, key: Vec<u8>) -> Result<i64, EtcdError> {
+        let create = WatchCreateRequest { key, start_revision: 1, ..WatchCreateRequest::default() };
         let mut watch = self.watch(self.current(), create).await?;
         let read = async {
             loop {
                 let response = watch.next().await?;
-                if response.canceled {
-                    return Ok(response.compact_revision);
+                match response.compact_revision {
+                    0 if response.canceled => return Err(EtcdError::Denied(response.cancel_reason)),
+                    0 => {}
+                    revision => return Ok(revision),
                 }
             }
         };

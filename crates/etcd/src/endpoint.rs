@@ -8,8 +8,10 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 
 /// For a connection, TLS included.
 const CONNECT_TIME: Duration = Duration::from_secs(3);
-/// A connection on which nothing comes for so long is asked whether it lives, and has as long to answer.
-const KEEP_ALIVE: Duration = Duration::from_secs(5);
+/// A connection in use on which nothing comes for so long is asked whether it lives. etcd ends one that asks more often
+/// than every 5 s, or while it is idle.
+const KEEP_ALIVE: Duration = Duration::from_secs(10);
+const KEEP_ALIVE_ANSWER: Duration = Duration::from_secs(5);
 const NAMES: &str = "/etc/hosts";
 
 /// A certificate and its key, both PEM: etcd takes the certificate's common name for its user.
@@ -139,6 +141,9 @@ impl Endpoints {
     }
 
     fn channel(&self, url: &Url) -> Result<Channel, EtcdError> {
+        if !url.secure && (self.authority.is_some() || self.identity.is_some()) {
+            return Err(invalid(format!("http://{} takes no certificates: https is meant", url.address)));
+        }
         let scheme = if url.secure { "https" } else { "http" };
         let problem = |error: tonic::transport::Error| {
             let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}")).unwrap_or_default();
@@ -148,8 +153,8 @@ impl Endpoints {
             .map_err(problem)?
             .connect_timeout(CONNECT_TIME)
             .http2_keep_alive_interval(KEEP_ALIVE)
-            .keep_alive_timeout(KEEP_ALIVE)
-            .keep_alive_while_idle(true)
+            .keep_alive_timeout(KEEP_ALIVE_ANSWER)
+            .keep_alive_while_idle(false)
             .tcp_nodelay(true);
         if url.secure {
             let mut tls = ClientTlsConfig::new().domain_name(url.host.clone());

@@ -53,6 +53,10 @@ impl EtcdError {
             _ if ["too many operations", "request is too large", "larger than max"].iter().any(|words| says(words)) => {
                 Self::TooLarge(text.into())
             }
+            // Made by the transport, whatever its code says: etcd's own answers have no cause.
+            _ if std::error::Error::source(status).is_some() && !was_never_sent(status) => {
+                Self::Unanswered(causes(status))
+            }
             Code::PermissionDenied | Code::Unauthenticated => Self::Denied(text.into()),
             // Before etcd has looked at it.
             Code::Unavailable if was_never_sent(status) => Self::Unreachable(causes(status)),
@@ -61,6 +65,14 @@ impl EtcdError {
                 Self::Unanswered(causes(status))
             }
             _ => Self::Other(text.into()),
+        }
+    }
+
+    /// Of a call that writes nothing: that no answer came leaves nothing open.
+    pub(crate) fn of_read(self) -> StoreError {
+        match self {
+            Self::Unanswered(_) => StoreError::Broken(self.to_string()),
+            other => other.into(),
         }
     }
 

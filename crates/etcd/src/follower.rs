@@ -5,32 +5,38 @@
 //! stays good meanwhile: how old it is, [`News::Behind`] says.
 use crate::client::{Client, Watch};
 use crate::error::EtcdError;
-use crate::messages::{KeyValue, WatchCreateRequest, WatchEvent, WatchResponse, prefix_end, revision, revision_of};
+use crate::messages::{
+    KeyValue, RangeRequest, WatchCreateRequest, WatchEvent, WatchResponse, prefix_end, revision, revision_of,
+};
 use freeflow_orchestrator::store::{Entry, Revision};
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::time::Duration;
+use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 
 /// After a failure; twice as long each time, up to the longest, a half of it at random.
 const PAUSE_FIRST: Duration = Duration::from_millis(100);
 const PAUSE_LONGEST: Duration = Duration::from_secs(5);
+/// News that wait to be taken.
+pub const NEWS_COUNT: usize = 16;
 /// etcd answers the request for a watch at once.
 const CREATED_TIME: Duration = Duration::from_secs(5);
 
 /// One change of a key: its entry now, or `None`: it is gone. Keys are whole, as etcd has them.
 pub type KeyChange = (String, Option<Entry>);
 
-/// A [`Follower`] tells this next.
+/// Told of the keys of a prefix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum News {
-    /// All keys, at a revision: at first, and whenever changes may have been missed. Those that are not here are gone.
+    /// All keys, at a revision: at first, and whenever changes may have been missed. Those that are not here are
+    /// gone. The revision is an earlier one where etcd was restored from a backup.
     Listed(Revision, Vec<Entry>),
     /// All that this revision, or several up to it, has changed, in order.
     Changed(Revision, Vec<KeyChange>),
     /// Nothing has changed up to this revision.
     Unchanged(Revision),
-    /// etcd does not answer: what is known may be old. It is tried again by the next call of [`Follower::next`].
+    /// etcd does not answer: what is known may be old. It is tried again.
     Behind(EtcdError),
 }
 
@@ -52,13 +58,28 @@ fn change_of(event: WatchEvent) -> Option<KeyChange> {
 }
 
 impl Follower {
-    /// Of all keys that begin so.
-    pub fn new(client: Client, prefix: &str) -> Self {
-        Self { client, prefix: prefix.into(), told: None, watch: None, parts: Vec::new(), failures: 0 }
+    /// Follows all keys that begin so, in a task of its own in this runtime of tokio's, until the receiver is
+    /// dropped. Who takes no news holds the task up, and no more than [`NEWS_COUNT`] of them are kept.
+    pub fn spawn(client: Client, prefix: &str) -> mpsc::Receiver<News> {
+        let (sender, receiver) = mpsc::channel(NEWS_COUNT);
+        let mut follower =
+            Self { client, prefix: prefix.into(), told: None, watch: None, parts: Vec::new(), failures: 0 };
+        tokio::spawn(async move {
+            loop {
+                let news = tokio::select! {
+                    news = follower.next() => news,
+                    () = sender.closed() => return,
+                };
+                if sender.send(news).await.is_err() {
+                    return;
+                }
+            }
+        });
+        receiver
     }
 
-    /// The next news, as long as it takes. It may be dropped while it waits: nothing is lost by that.
-    pub async fn next(&mut self) -> News {
+    /// The next news, as long as it takes.
+    async fn next(&mut self) -> News {
         if self.failures > 0 && self.watch.is_none() {
             sleep(pause(self.failures)).await;
         }
@@ -98,11 +119,20 @@ impl Follower {
     }
 
     async fn begin(&mut self, told: Revision) -> Result<(), EtcdError> {
+        // Where etcd was restored from a backup, its revisions have gone back, and a watch would wait until they are
+        // there.
+        let request = RangeRequest { key: self.prefix.clone().into_bytes(), limit: 1, ..RangeRequest::default() };
+        if revision(self.client.range(request).await?.revision) < told {
+            self.told = None;
+            return Ok(());
+        }
         let member = self.client.current();
         let create = WatchCreateRequest {
             key: self.prefix.clone().into_bytes(),
             range_end: prefix_end(self.prefix.as_bytes()),
-            start_revision: i64::try_from(told.0).unwrap_or(i64::MAX).saturating_add(1),
+            // One that has been told: etcd takes a watch from the very revision up to which it is compacted, and may
+            // have forgotten what was deleted in that.
+            start_revision: i64::try_from(told.0).unwrap_or(i64::MAX).max(1),
             progress_notify: true,
             prev_kv: false,
             fragment: true,
@@ -119,7 +149,13 @@ impl Follower {
                 self.watch = Some((watch, member));
                 Ok(())
             }
-            Ok((_, response)) => Err(refusal(response)),
+            Ok((_, response)) => {
+                let error = refusal(response);
+                if error != EtcdError::Compacted {
+                    self.client.leave(member);
+                }
+                Err(error)
+            }
             Err(error) => {
                 self.client.leave(member);
                 Err(error)
@@ -132,17 +168,25 @@ impl Follower {
             return Err(refusal(response));
         }
         let at = revision(revision_of(response.header.as_ref()));
-        self.parts.extend(response.events);
-        if response.fragment {
-            return Ok(None);
-        }
-        let events = std::mem::take(&mut self.parts);
-        // The header may be ahead of the events that are still to come from a past that etcd sends bit by bit.
-        let last = events.iter().filter_map(|event| Some(event.kv.as_ref()?.mod_revision)).max();
-        let until = last.map_or(at, revision);
-        self.told = self.told.max(Some(until));
-        let changes: Vec<KeyChange> = events.into_iter().filter_map(change_of).collect();
-        Ok(Some(if last.is_none() { News::Unchanged(until) } else { News::Changed(until, changes) }))
+        let told = self.told.unwrap_or_default();
+        let is_progress = response.events.is_empty() && self.parts.is_empty();
+        self.parts.extend(response.events.into_iter().filter(|event| revision(event.modified()) > told));
+        // Revisions come in order: those before the last are complete, also in a part of a response.
+        let last = self.parts.last().map_or(0, WatchEvent::modified);
+        let complete = if response.fragment {
+            self.parts.partition_point(|event| event.modified() < last)
+        } else {
+            self.parts.len()
+        };
+        let events: Vec<WatchEvent> = self.parts.drain(..complete).collect();
+        // Not the header's revision: that may be ahead of events that etcd still sends bit by bit.
+        let Some(until) = events.last().map(|event| revision(event.modified())) else {
+            let is_news = is_progress && at > told;
+            self.told = self.told.max(is_news.then_some(at));
+            return Ok(is_news.then_some(News::Unchanged(at)));
+        };
+        self.told = Some(until);
+        Ok(Some(News::Changed(until, events.into_iter().filter_map(change_of).collect())))
     }
 }
 

@@ -20,5 +20,5 @@ mod store;
 pub use client::Client;
 pub use endpoint::{Endpoints, Identity};
 pub use error::EtcdError;
-pub use follower::{Follower, News};
+pub use follower::{Follower, KeyChange, NEWS_COUNT, News};
 pub use store::EtcdStore;

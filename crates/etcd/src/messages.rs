@@ -252,6 +252,13 @@ pub(crate) struct WatchEvent {
     pub prev_kv: Option<KeyValue>,
 }
 
+impl WatchEvent {
+    /// The revision that made it.
+    pub fn modified(&self) -> i64 {
+        self.kv.as_ref().map_or(0, |kv| kv.mod_revision)
+    }
+}
+
 /// The end of the range of all keys that begin so: the next string of the same length; `\0` means all there are.
 pub(crate) fn prefix_end(prefix: &[u8]) -> Vec<u8> {
     let mut end = prefix.to_vec();

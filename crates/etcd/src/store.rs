@@ -119,6 +119,11 @@ impl Keys {
         format!("{}{DATA}", self.root)
     }
 
+    /// No key of its own, but one that may be read.
+    fn receipts(&self) -> Vec<u8> {
+        format!("{}{RECEIPTS}", self.root).into_bytes()
+    }
+
     fn full_key(&self, key: &str) -> Vec<u8> {
         format!("{}{DATA}{key}", self.root).into_bytes()
     }
@@ -150,7 +155,7 @@ impl Keys {
     async fn compact(&self, at: Revision) -> Result<(), StoreError> {
         match self.client.compact(signed(at)).await {
             // So does one that has been compacted to just there.
-            Err(EtcdError::Compacted) if self.client.compacted().await.map(revision) == Ok(at) => Ok(()),
+            Err(EtcdError::Compacted) if self.client.compacted(self.receipts()).await.map(revision) == Ok(at) => Ok(()),
             Err(error) => Err(self.revision_error(error).await),
             Ok(()) => Ok(()),
         }
@@ -160,16 +165,16 @@ impl Keys {
     async fn revision_error(&self, error: EtcdError) -> StoreError {
         let known = match error {
             EtcdError::Compacted => {
-                self.client.compacted().await.map(|at| StoreError::Expired { compacted: revision(at) })
+                self.client.compacted(self.receipts()).await.map(|at| StoreError::Expired { compacted: revision(at) })
             }
             EtcdError::Future => self.present().await.map(|at| StoreError::Future { revision: revision(at) }),
             other => Err(other),
         };
-        known.unwrap_or_else(Into::into)
+        known.unwrap_or_else(EtcdError::of_read)
     }
 
     async fn present(&self) -> Result<i64, EtcdError> {
-        let key = format!("{}{RECEIPTS}", self.root).into_bytes();
+        let key = self.receipts();
         let page = self.client.range(RangeRequest { key, limit: 1, ..RangeRequest::default() }).await?;
         Ok(page.revision)
     }
@@ -206,7 +211,8 @@ impl Keys {
         self.receipt_count += 1;
         let receipt = format!("{}{RECEIPTS}{}/{}", self.root, self.writer, self.receipt_count).into_bytes();
         let compares = transaction.compares.iter().map(|compare| {
-            let modified = compare.modified.map_or(0, signed);
+            // etcd has 0 for a key that is absent; none was written before everything.
+            let modified = compare.modified.map_or(0, |at| if at.0 == 0 { i64::MAX } else { signed(at) });
             Compare::new(self.full_key(&compare.key), Target::ModRevision(modified))
         });
         let mut request = TxnRequest {
@@ -283,14 +289,27 @@ impl Keys {
                 Ok(if response.succeeded { Committed::Done(revision) } else { Committed::Conflict(revision) })
             }
             Err(error @ EtcdError::Unanswered(_)) if writes => {
-                let settled = timeout(SETTLE_TIME, self.settle(&receipt, lease)).await.unwrap_or(Err(error))?;
-                match settled {
+                let settled = timeout(SETTLE_TIME, self.settle(&receipt, lease)).await;
+                // If the fence was refused, too, for whatever reason: the transaction may be done.
+                match settled.ok().and_then(Result::ok).ok_or(error)? {
                     Settled::Done(at) => {
                         self.last_receipt = Some(receipt);
                         Ok(Committed::Done(revision(at)))
                     }
                     // This receipt stays as long as its lease: it is in the way of a request that is still on its way.
                     Settled::Never => Err(EtcdError::Unreachable("it did not take the transaction in time".into())),
+                }
+            }
+            // With this answer etcd may have done it: the quota is looked at twice.
+            Err(EtcdError::Full) if writes => {
+                let request = RangeRequest { key: receipt.clone(), ..RangeRequest::default() };
+                let unsure = |error: EtcdError| EtcdError::Unanswered(format!("it is full, and then: {error}"));
+                match self.client.range(request).await.map_err(unsure)?.kvs.pop() {
+                    Some(kv) => {
+                        self.last_receipt = Some(receipt);
+                        Ok(Committed::Done(revision(kv.mod_revision)))
+                    }
+                    None => Err(EtcdError::Full),
                 }
             }
             Err(error) => Err(error),
@@ -300,6 +319,9 @@ impl Keys {
     /// All changes after that revision, up to one that is made for the purpose: a watch says nothing when it has come
     /// to the present. (It can be asked since etcd 3.4, but before 3.5.13 it may answer too early.)
     async fn changes(&self, after: Revision) -> Result<Vec<(i64, WatchEvent)>, EtcdError> {
+        if signed(after) > self.present().await? {
+            return Err(EtcdError::Future);
+        }
         let lease = self.client.grant(MARK_SECONDS).await?;
         let mark = format!("{}{RECEIPTS}{}/mark", self.root, self.writer).into_bytes();
         let request = TxnRequest { success: vec![put(mark.clone(), DONE, lease)], ..TxnRequest::default() };
@@ -307,7 +329,9 @@ impl Keys {
         let create = WatchCreateRequest {
             key: self.root.clone().into_bytes(),
             range_end: prefix_end(self.root.as_bytes()),
-            start_revision: signed(after).saturating_add(1),
+            // One earlier than is wanted: etcd takes a watch from the very revision up to which it is compacted, and
+            // may have forgotten what was deleted in that.
+            start_revision: signed(after).max(1),
             prev_kv: true,
             fragment: true,
             ..WatchCreateRequest::default()
@@ -323,11 +347,13 @@ impl Keys {
                 });
             }
             for event in response.events {
-                let revision = event.kv.as_ref().map_or(0, |kv| kv.mod_revision);
-                if revision == until {
+                let at = event.modified();
+                if at == until {
                     return Ok(all);
                 }
-                all.push((revision, event));
+                if at > signed(after) {
+                    all.push((at, event));
+                }
             }
         }
     }
@@ -346,7 +372,7 @@ fn put(key: Vec<u8>, value: &[u8], lease: i64) -> RequestOp {
 
 impl Store for EtcdStore {
     fn revision(&self) -> Result<Revision, StoreError> {
-        Ok(revision(self.runtime.block_on(self.keys.present())?))
+        Ok(revision(self.runtime.block_on(self.keys.present()).map_err(EtcdError::of_read)?))
     }
 
     fn get(&self, key: &str, at: Option<Revision>) -> Result<Option<Entry>, StoreError> {

@@ -6,12 +6,13 @@ use freeflow_orchestrator::store::{Store, Transaction};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
+use tokio::sync::mpsc::Receiver;
 use tokio::time::timeout;
 
 /// The keys as news alone tell them, and which news came.
 struct Known {
     runtime: Runtime,
-    follower: Follower,
+    follower: Receiver<News>,
     prefix: String,
     keys: BTreeMap<String, Vec<u8>>,
     revision: Revision,
@@ -24,13 +25,14 @@ impl Known {
         let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
         let client = runtime.block_on(async { Client::new(&cluster.endpoints()) }).expect("a client");
         let prefix = format!("{root}/data/");
-        let follower = Follower::new(client.call_time(Duration::from_secs(1)), &prefix);
+        let follower = runtime.block_on(async { Follower::spawn(client.call_time(Duration::from_secs(1)), &prefix) });
         Self { runtime, follower, prefix, keys: BTreeMap::new(), revision: Revision(0), lists: 0, behind: 0 }
     }
 
     fn next(&mut self) -> Option<News> {
-        let news =
-            self.runtime.block_on(async { timeout(Duration::from_millis(500), self.follower.next()).await }).ok()?;
+        let follower = &mut self.follower;
+        let news = self.runtime.block_on(async { timeout(Duration::from_millis(500), follower.recv()).await });
+        let news = news.ok()?.expect("it follows");
         match &news {
             News::Listed(revision, entries) => {
                 self.lists += 1;
@@ -50,7 +52,10 @@ impl Known {
                 }
                 self.revision = *revision;
             }
-            News::Unchanged(revision) => self.revision = self.revision.max(*revision),
+            News::Unchanged(revision) => {
+                assert!(*revision > self.revision, "{revision} after {}", self.revision);
+                self.revision = *revision;
+            }
             News::Behind(_) => self.behind += 1,
         }
         Some(news)

@@ -33,9 +33,8 @@ fn rights_are_those_of_the_certificate() {
     // Nor are changes of others' keys told.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let client = runtime.block_on(async { Client::new(&cluster.endpoints_as("host1")) }).expect("a client");
-    let mut follower = Follower::new(client, "/freeflow/hosts/");
-    let news = runtime.block_on(follower.next());
-    assert!(matches!(&news, News::Behind(EtcdError::Denied(_))), "{news:?}");
+    let news = runtime.block_on(async { Follower::spawn(client, "/freeflow/hosts/").recv().await });
+    assert!(matches!(&news, Some(News::Behind(EtcdError::Denied(_)))), "{news:?}");
 
     let mut stranger = EtcdStore::new(&cluster.endpoints_as("stranger"), "/freeflow/hosts/h1").expect("a store");
     assert!(put(&mut stranger, "a", "3").is_err(), "etcd does not know that user");
