@@ -141,7 +141,8 @@ static void work(struct endpoint *e, struct report *report, uint64_t *random) {
             *next = (struct atomic){.at = random_next(random) % WORDS, .compare = least[SWAPPED]};
             must(!post(e, posted++ % DEPTH, next));
         }
-        must(poll_one(e->send_cq, &wc, WAIT_MS) && wc.wr_id == polled++ % DEPTH);
+        must(poll_one(e->send_cq, &wc, WAIT_MS));
+        must(wc.wr_id == polled++ % DEPTH);
         if (wc.status != IBV_WC_SUCCESS) break;
         const struct atomic *done = &atomics[wc.wr_id];
         bool swaps = done->at == SWAPPED;
@@ -155,8 +156,10 @@ static void work(struct endpoint *e, struct report *report, uint64_t *random) {
     }
     report->status = wc.status;
     for (unsigned failed = polled - 1; failed != posted; failed++) report->failed[atomics[failed % DEPTH].at]++;
-    while (polled != posted)
-        must(poll_one(e->send_cq, &wc, WAIT_MS) && wc.wr_id == polled++ % DEPTH && wc.status != IBV_WC_SUCCESS);
+    while (polled != posted) {
+        must(poll_one(e->send_cq, &wc, WAIT_MS));
+        must(wc.wr_id == polled++ % DEPTH && wc.status != IBV_WC_SUCCESS);
+    }
 }
 
 static int client(const char *ip, int port, unsigned number, unsigned rounds, uint64_t seed) {
