@@ -19,7 +19,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::client::Grpc;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::Channel;
-use tonic::{Request, Status, Streaming};
+use tonic::{Request, Streaming};
 use tonic_prost::ProstCodec;
 
 /// For one attempt.
@@ -47,6 +47,7 @@ pub struct Client {
 pub(crate) struct Page {
     pub revision: i64,
     pub kvs: Vec<KeyValue>,
+    pub more: bool,
 }
 
 /// A watch that etcd has accepted. It ends when this is dropped.
@@ -82,8 +83,11 @@ impl Client {
         let _ = self.current.compare_exchange(member, next, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    fn grpc(&self, member: usize) -> Grpc<Channel> {
-        Grpc::new(self.channels[member].clone()).max_decoding_message_size(ANSWER_BYTES_MAX)
+    /// Of a member that takes calls.
+    async fn grpc(&self, member: usize) -> Result<Grpc<Channel>, EtcdError> {
+        let mut grpc = Grpc::new(self.channels[member].clone()).max_decoding_message_size(ANSWER_BYTES_MAX);
+        grpc.ready().await.map_err(|error| EtcdError::Unreachable(error.to_string()))?;
+        Ok(grpc)
     }
 
     /// A member without a leader answers so, instead of not at all.
@@ -100,14 +104,18 @@ impl Client {
         A: Message + Default + 'static,
     {
         let attempt = async {
-            let mut grpc = self.grpc(member);
-            let not_ready = |error: tonic::transport::Error| EtcdError::Unreachable(error.to_string());
-            grpc.ready().await.map_err(not_ready)?;
+            let mut grpc = self.grpc(member).await?;
             let codec = ProstCodec::<Q, A>::default();
             let answer = grpc.unary(Self::request(message), PathAndQuery::from_static(path), codec).await;
             answer.map(tonic::Response::into_inner).map_err(|status| EtcdError::of(&status))
         };
-        timeout(self.call_time, attempt).await.unwrap_or_else(|_| Err(self.late()))
+        self.in_time(attempt).await
+    }
+
+    /// An attempt that takes longer than it may is not answered.
+    async fn in_time<T>(&self, attempt: impl Future<Output = Result<T, EtcdError>>) -> Result<T, EtcdError> {
+        let late = |_| Err(EtcdError::Unanswered(format!("in {} ms", self.call_time.as_millis())));
+        timeout(self.call_time, attempt).await.unwrap_or_else(late)
     }
 
     /// A call that may be made again where `may_repeat` says so, at each member in turn.
@@ -164,26 +172,26 @@ impl Client {
 
     pub(crate) async fn range(&self, request: RangeRequest) -> Result<Page, EtcdError> {
         let response: RangeResponse = self.repeat("/etcdserverpb.KV/Range", request).await?;
-        Ok(Page { revision: revision_of(response.header.as_ref()), kvs: response.kvs })
+        Ok(Page { revision: revision_of(response.header.as_ref()), kvs: response.kvs, more: response.more })
     }
 
     /// All keys that begin so, at a revision (0: now), page by page.
     pub(crate) async fn list(&self, prefix: &[u8], revision: i64) -> Result<Page, EtcdError> {
         let (mut key, range_end) = (prefix.to_vec(), prefix_end(prefix));
-        let mut all = Page { revision, kvs: Vec::new() };
+        let mut all = Page { revision, kvs: Vec::new(), more: false };
         if key.is_empty() {
             key.push(0);
         }
         loop {
             let request = RangeRequest { key, range_end: range_end.clone(), limit: PAGE_COUNT, revision: all.revision };
-            let response: RangeResponse = self.repeat("/etcdserverpb.KV/Range", request).await?;
+            let page = self.range(request).await?;
             if all.revision == 0 {
-                all.revision = revision_of(response.header.as_ref());
+                all.revision = page.revision;
             }
-            let last = response.kvs.last().map(|kv| kv.key.clone());
-            all.kvs.extend(response.kvs);
+            let last = page.kvs.last().map(|kv| kv.key.clone());
+            all.kvs.extend(page.kvs);
             match last {
-                Some(last) if response.more => key = [&last[..], b"\0"].concat(),
+                Some(last) if page.more => key = [&last[..], b"\0"].concat(),
                 _ => return Ok(all),
             }
         }
@@ -212,53 +220,52 @@ impl Client {
         Ok(revision_of(response.header.as_ref()))
     }
 
-    /// Whether the lease is there; its time begins again if `renews`.
-    pub(crate) async fn lease_lives(&self, id: i64, renews: bool) -> Result<bool, EtcdError> {
-        if !renews {
-            let request = LeaseRequest { id };
-            let response: LeaseResponse = self.repeat("/etcdserverpb.Lease/LeaseTimeToLive", request).await?;
-            return Ok(response.ttl > 0);
-        }
+    /// Whether the lease is there.
+    pub(crate) async fn lease_lives(&self, id: i64) -> Result<bool, EtcdError> {
+        let request = LeaseRequest { id };
+        let response: LeaseResponse = self.repeat("/etcdserverpb.Lease/LeaseTimeToLive", request).await?;
+        Ok(response.ttl > 0)
+    }
+
+    /// The same, and its time begins again.
+    pub(crate) async fn keep_alive(&self, id: i64) -> Result<bool, EtcdError> {
         let member = self.current();
         let attempt = async {
-            let (requests, receiver) = mpsc::channel(1);
-            requests.send(LeaseRequest { id }).await.map_err(|error| EtcdError::Other(error.to_string()))?;
-            let mut responses: Streaming<LeaseResponse> =
-                self.stream(member, "/etcdserverpb.Lease/LeaseKeepAlive", receiver).await?;
-            let response = responses.message().await.map_err(|status| EtcdError::of(&status))?;
-            response.map(|response| response.ttl > 0).ok_or_else(ended)
+            let path = "/etcdserverpb.Lease/LeaseKeepAlive";
+            let (mut responses, _requests) = self.stream::<_, LeaseResponse>(member, path, LeaseRequest { id }).await?;
+            Ok(next_of(&mut responses).await?.ttl > 0)
         };
-        let answer = timeout(self.call_time, attempt).await.unwrap_or_else(|_| Err(self.late()));
+        let answer = self.in_time(attempt).await;
         if answer.as_ref().is_err_and(EtcdError::is_transient) {
             self.leave(member);
         }
         answer
     }
 
+    /// Responses to this request. They end when the sender of requests is dropped.
     async fn stream<Q, A>(
         &self,
         member: usize,
         path: &'static str,
-        receiver: mpsc::Receiver<Q>,
-    ) -> Result<Streaming<A>, EtcdError>
+        first: Q,
+    ) -> Result<(Streaming<A>, mpsc::Sender<Q>), EtcdError>
     where
         Q: Message + 'static,
         A: Message + Default + 'static,
     {
-        let mut grpc = self.grpc(member);
-        grpc.ready().await.map_err(|error| EtcdError::Unreachable(error.to_string()))?;
-        let (requests, codec) = (ReceiverStream::new(receiver), ProstCodec::<Q, A>::default());
-        let answer = grpc.streaming(Self::request(requests), PathAndQuery::from_static(path), codec).await;
-        answer.map(tonic::Response::into_inner).map_err(|status: Status| EtcdError::of(&status))
+        let (requests, receiver) = mpsc::channel(1);
+        requests.send(first).await.map_err(|error| EtcdError::Other(error.to_string()))?;
+        let mut grpc = self.grpc(member).await?;
+        let (request, codec) = (Self::request(ReceiverStream::new(receiver)), ProstCodec::<Q, A>::default());
+        let answer = grpc.streaming(request, PathAndQuery::from_static(path), codec).await;
+        Ok((answer.map_err(|status| EtcdError::of(&status))?.into_inner(), requests))
     }
 
     /// A watch at this member. etcd's first response is read by the caller.
     pub(crate) async fn watch(&self, member: usize, create: WatchCreateRequest) -> Result<Watch, EtcdError> {
         let open = async {
-            let (requests, receiver) = mpsc::channel(1);
             let request = WatchRequest { create: Some(create) };
-            requests.send(request).await.map_err(|error| EtcdError::Other(error.to_string()))?;
-            let responses = self.stream(member, "/etcdserverpb.Watch/Watch", receiver).await?;
+            let (responses, requests) = self.stream(member, "/etcdserverpb.Watch/Watch", request).await?;
             Ok(Watch { responses, _requests: requests })
         };
         let late = |_| Err(EtcdError::Unreachable(format!("no watch in {} ms", self.call_time.as_millis())));
@@ -280,25 +287,18 @@ impl Client {
                 }
             }
         };
-        timeout(self.call_time, read).await.unwrap_or_else(|_| Err(self.late()))
-    }
-
-    fn late(&self) -> EtcdError {
-        EtcdError::Unanswered(format!("in {} ms", self.call_time.as_millis()))
+        self.in_time(read).await
     }
 }
 
 impl Watch {
     /// The next response; at an end of the stream, why.
     pub async fn next(&mut self) -> Result<WatchResponse, EtcdError> {
-        match self.responses.message().await {
-            Ok(Some(response)) => Ok(response),
-            Ok(None) => Err(ended()),
-            Err(status) => Err(EtcdError::of(&status)),
-        }
+        next_of(&mut self.responses).await
     }
 }
 
-fn ended() -> EtcdError {
-    EtcdError::Unanswered("the stream ended".into())
+async fn next_of<A>(responses: &mut Streaming<A>) -> Result<A, EtcdError> {
+    let response = responses.message().await.map_err(|status| EtcdError::of(&status))?;
+    response.ok_or_else(|| EtcdError::Unanswered("the stream ended".into()))
 }

@@ -1,10 +1,11 @@
 //! Why etcd did not do it.
 use freeflow_orchestrator::store::StoreError;
-use thiserror::Error;
+use std::error::Error;
+use std::iter;
 use tonic::{Code, Status};
 
 /// Result of a call that failed.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EtcdError {
     /// No member took the call: nothing was done.
     #[error("etcd can't be reached: {0}")]
@@ -54,15 +55,13 @@ impl EtcdError {
                 Self::TooLarge(text.into())
             }
             // Made by the transport, whatever its code says: etcd's own answers have no cause.
-            _ if std::error::Error::source(status).is_some() && !was_never_sent(status) => {
-                Self::Unanswered(causes(status))
-            }
+            _ if Error::source(status).is_some() && !was_never_sent(status) => Self::Unanswered(words(status)),
             Code::PermissionDenied | Code::Unauthenticated => Self::Denied(text.into()),
             // Before etcd has looked at it.
-            Code::Unavailable if was_never_sent(status) => Self::Unreachable(causes(status)),
+            Code::Unavailable if was_never_sent(status) => Self::Unreachable(words(status)),
             Code::ResourceExhausted if says("too many requests") => Self::Unreachable(text.into()),
             Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled | Code::Unknown | Code::Internal => {
-                Self::Unanswered(causes(status))
+                Self::Unanswered(words(status))
             }
             _ => Self::Other(text.into()),
         }
@@ -82,30 +81,21 @@ impl EtcdError {
     }
 }
 
+/// The causes of a status, the nearest first.
+fn causes(status: &Status) -> impl Iterator<Item = &(dyn Error + 'static)> {
+    iter::successors(Error::source(status), |&cause| cause.source())
+}
+
 /// The connection was never made.
 fn was_never_sent(status: &Status) -> bool {
-    let mut cause = std::error::Error::source(status);
-    while let Some(error) = cause {
-        if error.to_string().contains("connect error") || error.is::<tonic::ConnectError>() {
-            return true;
-        }
-        cause = error.source();
-    }
-    false
+    causes(status).any(|error| error.to_string().contains("connect error") || error.is::<tonic::ConnectError>())
 }
 
 /// The status' own words, and those of its causes.
-fn causes(status: &Status) -> String {
-    let mut text = status.message().to_owned();
-    let mut cause = std::error::Error::source(status);
-    while let Some(error) = cause {
-        let words = error.to_string();
-        if !text.contains(&words) {
-            text = format!("{text}: {words}");
-        }
-        cause = error.source();
-    }
-    text
+fn words(status: &Status) -> String {
+    causes(status).map(ToString::to_string).fold(status.message().to_owned(), |text, words| {
+        if text.contains(&words) { text } else { format!("{text}: {words}") }
+    })
 }
 
 impl From<EtcdError> for StoreError {

@@ -8,9 +8,8 @@ use crate::error::EtcdError;
 use crate::messages::{
     KeyValue, RangeRequest, WatchCreateRequest, WatchEvent, WatchResponse, prefix_end, revision, revision_of,
 };
+use crate::random;
 use freeflow_orchestrator::store::{Entry, Revision};
-use std::collections::hash_map::RandomState;
-use std::hash::{BuildHasher, Hasher};
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
@@ -201,7 +200,7 @@ fn refusal(response: WatchResponse) -> EtcdError {
 
 fn pause(failures: u32) -> Duration {
     let whole = PAUSE_FIRST.saturating_mul(1 << (failures - 1).min(16)).min(PAUSE_LONGEST);
-    let share = RandomState::new().build_hasher().finish() % 1024;
+    let share = random() % 1024;
     whole / 2 + whole / 2 * share as u32 / 1024
 }
 

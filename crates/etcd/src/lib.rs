@@ -22,3 +22,11 @@ pub use endpoint::{Endpoints, Identity};
 pub use error::EtcdError;
 pub use follower::{Follower, KeyChange, NEWS_COUNT, News};
 pub use store::EtcdStore;
+
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
+
+/// A hash of nothing, whose keys are the system's random numbers.
+fn random() -> u64 {
+    RandomState::new().build_hasher().finish()
+}

@@ -11,13 +11,10 @@ use crate::messages::{
     Compare, DeleteRangeRequest, KeyValue, Operation, PutRequest, RangeRequest, RequestOp, Target, TxnRequest,
     TxnResponse, WatchCreateRequest, WatchEvent, prefix_end, revision, revision_of,
 };
+use crate::random;
 use freeflow_orchestrator::Store;
-use freeflow_orchestrator::store::{
-    Committed, Entry, Event, LeaseId, Listing, Revision, StoreError, Transaction, Write,
-};
+use freeflow_orchestrator::store::{Committed, Entry, Event, LeaseId, Listing, Revision, StoreError, Transaction};
 use freeflow_verbs::{Duration, Instant};
-use std::collections::hash_map::RandomState;
-use std::hash::{BuildHasher, Hasher};
 use std::time;
 use tokio::runtime::Runtime;
 use tokio::time::{sleep, timeout};
@@ -64,6 +61,12 @@ struct Keys {
     lease: Option<(i64, time::Instant)>,
 }
 
+/// The key that shows that a transaction was done, and its lease.
+struct Receipt {
+    key: Vec<u8>,
+    lease: i64,
+}
+
 /// The end of a transaction whose answer was lost.
 enum Settled {
     Done(i64),
@@ -77,11 +80,6 @@ fn signed(revision: Revision) -> i64 {
 /// As etcd is asked: 0 means now there. Before everything there is nothing, as long as the first revision is there.
 fn asked(at: Option<Revision>) -> i64 {
     at.map_or(0, |at| signed(at).max(1))
-}
-
-/// A hash of nothing, whose keys are the system's random numbers.
-fn random() -> u64 {
-    RandomState::new().build_hasher().finish()
 }
 
 fn lease_of(lease: Option<LeaseId>) -> i64 {
@@ -137,7 +135,7 @@ impl Keys {
 
     async fn page(&self, prefix: &str, at: Option<Revision>) -> Result<Page, StoreError> {
         match self.client.list(&self.full_key(prefix), asked(at)).await {
-            Ok(_) if at == Some(Revision(0)) => Ok(Page { revision: 0, kvs: Vec::new() }),
+            Ok(_) if at == Some(Revision(0)) => Ok(Page { revision: 0, kvs: Vec::new(), more: false }),
             Ok(page) => Ok(page),
             Err(error) => Err(self.revision_error(error).await),
         }
@@ -190,55 +188,37 @@ impl Keys {
         }
     }
 
-    fn write_operations(&self, writes: &[Write]) -> Vec<RequestOp> {
-        let operation = |write: &Write| {
-            let key = self.full_key(&write.key);
-            RequestOp {
-                operation: Some(match &write.value {
-                    Some(value) => {
-                        Operation::Put(PutRequest { key, value: value.clone(), lease: lease_of(write.lease) })
-                    }
-                    None => Operation::Delete(DeleteRangeRequest { key }),
-                }),
-            }
-        };
-        writes.iter().map(operation).collect()
-    }
-
-    /// The same with a receipt.
-    async fn with_receipt(&mut self, transaction: &Transaction) -> Result<(TxnRequest, Vec<u8>), EtcdError> {
-        let lease = self.receipt_lease().await?;
-        self.receipt_count += 1;
-        let receipt = format!("{}{RECEIPTS}{}/{}", self.root, self.writer, self.receipt_count).into_bytes();
-        let compares = transaction.compares.iter().map(|compare| {
+    fn request_of(&self, transaction: &Transaction) -> TxnRequest {
+        let compare = transaction.compares.iter().map(|compare| {
             // etcd has 0 for a key that is absent; none was written before everything.
             let modified = compare.modified.map_or(0, |at| if at.0 == 0 { i64::MAX } else { signed(at) });
             Compare::new(self.full_key(&compare.key), Target::ModRevision(modified))
         });
-        let mut request = TxnRequest {
-            compare: compares.collect(),
-            success: self.write_operations(&transaction.writes),
-            failure: Vec::new(),
-        };
-        if !transaction.writes.is_empty() {
-            request.compare.push(Compare::new(receipt.clone(), Target::CreateRevision(0)));
-            request.success.push(put(receipt.clone(), DONE, lease));
-            let key = self.last_receipt.clone();
-            request
-                .success
-                .extend(key.map(|key| RequestOp { operation: Some(Operation::Delete(DeleteRangeRequest { key })) }));
-        }
-        Ok((request, receipt))
+        let success = transaction.writes.iter().map(|write| match &write.value {
+            Some(value) => put(self.full_key(&write.key), value, lease_of(write.lease)),
+            None => delete(self.full_key(&write.key)),
+        });
+        TxnRequest { compare: compare.collect(), success: success.collect(), failure: Vec::new() }
+    }
+
+    /// The request makes a receipt, too: this one.
+    async fn add_receipt(&mut self, request: &mut TxnRequest) -> Result<Receipt, EtcdError> {
+        let lease = self.receipt_lease().await?;
+        self.receipt_count += 1;
+        let key = format!("{}{RECEIPTS}{}/{}", self.root, self.writer, self.receipt_count).into_bytes();
+        request.compare.push(Compare::new(key.clone(), Target::CreateRevision(0)));
+        request.success.push(put(key.clone(), DONE, lease));
+        request.success.extend(self.last_receipt.clone().map(delete));
+        Ok(Receipt { key, lease })
     }
 
     /// No answer came: whether the transaction of this receipt was done. If not, it will not be.
-    async fn settle(&self, receipt: &[u8], lease: i64) -> Result<Settled, EtcdError> {
+    async fn settle(&self, Receipt { key, lease }: &Receipt) -> Result<Settled, EtcdError> {
+        let found = RangeRequest { key: key.clone(), ..RangeRequest::default() };
         let fence = TxnRequest {
-            compare: vec![Compare::new(receipt.to_vec(), Target::CreateRevision(0))],
-            success: vec![put(receipt.to_vec(), FENCED, lease)],
-            failure: vec![RequestOp {
-                operation: Some(Operation::Range(RangeRequest { key: receipt.to_vec(), ..RangeRequest::default() })),
-            }],
+            compare: vec![Compare::new(key.clone(), Target::CreateRevision(0))],
+            success: vec![put(key.clone(), FENCED, *lease)],
+            failure: vec![RequestOp { operation: Some(Operation::Range(found)) }],
         };
         loop {
             match self.client.transact(fence.clone()).await {
@@ -266,7 +246,7 @@ impl Keys {
         };
         // The receipt's or the transaction's own.
         let is_receipts = match lost_lease {
-            Some((id, _)) => !self.client.lease_lives(id, false).await?,
+            Some((id, _)) => !self.client.lease_lives(id).await?,
             None => false,
         };
         if !is_receipts {
@@ -278,42 +258,38 @@ impl Keys {
     }
 
     async fn attempt(&mut self, transaction: &Transaction) -> Result<Committed, EtcdError> {
-        let (request, receipt) = self.with_receipt(transaction).await?;
-        let (writes, lease) = (!transaction.writes.is_empty(), self.lease.map_or(0, |(id, _)| id));
-        match self.client.transact(request.clone()).await {
-            Ok(response) => {
-                let revision = revision(revision_of(response.header.as_ref()));
-                if response.succeeded && writes {
-                    self.last_receipt = Some(receipt);
+        let mut request = self.request_of(transaction);
+        let receipt = if transaction.writes.is_empty() { None } else { Some(self.add_receipt(&mut request).await?) };
+        let done = match (self.client.transact(request).await, &receipt) {
+            (Ok(response), _) => {
+                let at = revision(revision_of(response.header.as_ref()));
+                if !response.succeeded {
+                    return Ok(Committed::Conflict(at));
                 }
-                Ok(if response.succeeded { Committed::Done(revision) } else { Committed::Conflict(revision) })
+                at
             }
-            Err(error @ EtcdError::Unanswered(_)) if writes => {
-                let settled = timeout(SETTLE_TIME, self.settle(&receipt, lease)).await;
+            (Err(error @ EtcdError::Unanswered(_)), Some(receipt)) => {
+                let settled = timeout(SETTLE_TIME, self.settle(receipt)).await;
                 // If the fence was refused, too, for whatever reason: the transaction may be done.
                 match settled.ok().and_then(Result::ok).ok_or(error)? {
-                    Settled::Done(at) => {
-                        self.last_receipt = Some(receipt);
-                        Ok(Committed::Done(revision(at)))
-                    }
+                    Settled::Done(at) => revision(at),
                     // This receipt stays as long as its lease: it is in the way of a request that is still on its way.
-                    Settled::Never => Err(EtcdError::Unreachable("it did not take the transaction in time".into())),
+                    Settled::Never => {
+                        return Err(EtcdError::Unreachable("it did not take the transaction in time".into()));
+                    }
                 }
             }
             // With this answer etcd may have done it: the quota is looked at twice.
-            Err(EtcdError::Full) if writes => {
-                let request = RangeRequest { key: receipt.clone(), ..RangeRequest::default() };
+            (Err(EtcdError::Full), Some(receipt)) => {
+                let request = RangeRequest { key: receipt.key.clone(), ..RangeRequest::default() };
                 let unsure = |error: EtcdError| EtcdError::Unanswered(format!("it is full, and then: {error}"));
-                match self.client.range(request).await.map_err(unsure)?.kvs.pop() {
-                    Some(kv) => {
-                        self.last_receipt = Some(receipt);
-                        Ok(Committed::Done(revision(kv.mod_revision)))
-                    }
-                    None => Err(EtcdError::Full),
-                }
+                let found = self.client.range(request).await.map_err(unsure)?.kvs.pop();
+                revision(found.ok_or(EtcdError::Full)?.mod_revision)
             }
-            Err(error) => Err(error),
-        }
+            (Err(error), _) => return Err(error),
+        };
+        self.last_receipt = receipt.map(|receipt| receipt.key).or(self.last_receipt.take());
+        Ok(Committed::Done(done))
     }
 
     /// All changes after that revision, up to one that is made for the purpose: a watch says nothing when it has come
@@ -366,6 +342,10 @@ impl Keys {
     }
 }
 
+fn delete(key: Vec<u8>) -> RequestOp {
+    RequestOp { operation: Some(Operation::Delete(DeleteRangeRequest { key })) }
+}
+
 fn put(key: Vec<u8>, value: &[u8], lease: i64) -> RequestOp {
     RequestOp { operation: Some(Operation::Put(PutRequest { key, value: value.to_vec(), lease })) }
 }
@@ -416,7 +396,7 @@ impl Store for EtcdStore {
     }
 
     fn keep_alive(&mut self, _now: Instant, lease: LeaseId) -> Result<(), StoreError> {
-        let lives = self.runtime.block_on(self.keys.client.lease_lives(lease_of(Some(lease)), true))?;
+        let lives = self.runtime.block_on(self.keys.client.keep_alive(lease_of(Some(lease))))?;
         if lives { Ok(()) } else { Err(StoreError::NoLease) }
     }
 
