@@ -46,6 +46,8 @@ pub struct Lane {
     /// Until its QP has heard that the lane broke, all that comes is given back.
     pub broken_until: u64,
     pub busy_count: u32,
+    /// Its QP does no more work: what its target has not admitted is given back.
+    pub is_withdrawn: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -26,6 +26,11 @@ impl Sim {
                 self.bring_next(host, qp);
             }
         }
+        for qp in std::mem::take(&mut self.hosts[host].world.withdrawn) {
+            if let Some(lane) = self.lanes.get_mut(&(host, qp)) {
+                lane.is_withdrawn = !lane.loads.is_empty();
+            }
+        }
         for qp in std::mem::take(&mut self.hosts[host].world.put_off) {
             let at = self.now + self.carrier_delay_ns();
             self.at(at, Event::CarrierReady { host, qp });
@@ -43,9 +48,10 @@ impl Sim {
 
     /// The oldest message of a lane is at its target.
     pub(crate) fn bring(&mut self, host: usize, qp: QpId) {
-        let Some(load) = self.lanes.get(&(host, qp)).and_then(|lane| lane.loads.front()) else { return };
-        let (head, to) = (load.head, self.find(host, load.to, load.head.dest_qpn));
-        if self.carrier_rng.happens(self.host_model.carrier_model.breaks) {
+        let Some(lane) = self.lanes.get(&(host, qp)) else { return };
+        let Some(load) = lane.loads.front() else { return };
+        let (head, to, is_withdrawn) = (load.head, self.find(host, load.to, load.head.dest_qpn), lane.is_withdrawn);
+        if is_withdrawn || self.carrier_rng.happens(self.host_model.carrier_model.breaks) {
             return self.break_lane(host, qp);
         }
         let (now, mut spans) = (self.instant(), Vec::new());
@@ -138,6 +144,7 @@ impl Sim {
         let lane = self.lanes.get_mut(&(host, qp)).expect("the lane has a message");
         let Some(load) = lane.loads.pop_front() else { return };
         lane.busy_count = 0;
+        lane.is_withdrawn &= !lane.loads.is_empty();
         lane.last_result_at = lane.last_result_at.max(self.now + delay);
         let (at, token) = (lane.last_result_at, load.token);
         match carried {

@@ -70,6 +70,8 @@ pub struct World {
     /// Messages that the carrier took in the call that just ended, and QPs that it put off.
     pub loads: Vec<Load>,
     pub put_off: Vec<QpId>,
+    /// QPs whose messages it need not try any more.
+    pub withdrawn: Vec<QpId>,
     rng: Rng,
     /// Host of each address, of all hosts, as every control plane announces them.
     pub addresses: BTreeMap<(NetworkId, Gid), HostId>,
@@ -128,6 +130,7 @@ impl World {
             carrier_model: CarrierModel::default(),
             loads: Vec::new(),
             put_off: Vec::new(),
+            withdrawn: Vec::new(),
             rng,
             addresses: BTreeMap::new(),
             path_mtu_max: 4096,
@@ -545,6 +548,10 @@ impl Carrier for World {
         let rnr_retries_left = Some(message.attributes.rnr_retry).filter(|retries| *retries < 7);
         self.loads.push(Load { qp: message.qp, token, to: message.host, head, rnr_retries_left, bytes, spans });
         CarryOutcome::Taken
+    }
+
+    fn withdraw(&mut self, qp: QpId) {
+        self.withdrawn.push(qp);
     }
 }
 

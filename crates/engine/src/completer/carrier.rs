@@ -48,6 +48,14 @@ impl Completer {
         }
     }
 
+    /// The QP does no more work: the carrier need not go on trying, which it would for ever with `rnr_retry` 7.
+    pub(crate) fn withdraw_carried<E: Environment>(&self, env: &mut E, id: QpId) {
+        let carriage = self.qp(id).wire.as_ref().and_then(|wire| wire.carriage.as_ref());
+        if carriage.is_some_and(|carriage| !carriage.has_results()) {
+            env.withdraw(id);
+        }
+    }
+
     fn oldest_carried(&self, id: QpId) -> Option<&CarriedRequest> {
         self.wire(id).carriage.as_ref()?.messages.front()
     }

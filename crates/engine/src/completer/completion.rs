@@ -94,6 +94,7 @@ impl Completer {
             return;
         }
         env.revoke_direct(id);
+        self.withdraw_carried(env, id);
         let qp = self.qp_mut(id);
         qp.attributes.state = QpState::Error;
         qp.send.drain = Drain::None;

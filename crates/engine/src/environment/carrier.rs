@@ -102,4 +102,9 @@ pub trait Carrier {
     /// nothing of the QP is under way on the wire. Messages of one QP are executed in the order in
     /// which they were taken.
     fn carry(&mut self, token: Token, message: &CarriedMessage<'_>, local: Source<'_>) -> CarryOutcome;
+
+    /// The QP goes to RESET or ERROR, or goes away, while messages of it have no result yet. The
+    /// carrier tries none of them any more that the responder has not admitted, and brings their
+    /// results as of others: [`Carried::Returned`]. May be called more than once.
+    fn withdraw(&mut self, qp: QpId);
 }

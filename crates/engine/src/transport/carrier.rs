@@ -82,7 +82,8 @@ impl Carriage {
         self.messages.front().is_some_and(|message| message.progress == CarryProgress::Returned) && self.has_results()
     }
 
-    fn has_results(&self) -> bool {
+    /// Of all its messages.
+    pub fn has_results(&self) -> bool {
         !self.messages.iter().any(|message| matches!(message.progress, CarryProgress::UnderWay(_)))
     }
 

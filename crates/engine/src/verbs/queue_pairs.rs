@@ -153,9 +153,7 @@ impl Engine {
         self.requester.responder.end_wait(env, id);
         let qp = self.qp_mut(id);
         if qp.has_in_flight() {
-            qp.teardown = Teardown::Reset;
-            self.completer_mut().timers.cancel(id);
-            self.completer_mut().sync_host(id);
+            self.stop_for(env, id, Teardown::Reset);
             return Err(Refusal::InFlight);
         }
         self.completer_mut().return_receive(env, now, id, None);
@@ -169,6 +167,15 @@ impl Engine {
         qp.receive.established = false;
         qp.receive.last_wqe_raised = false;
         Ok(())
+    }
+
+    /// It does no more work, and waits for its operations in flight.
+    fn stop_for<E: Environment>(&mut self, env: &mut E, id: QpId, teardown: Teardown) {
+        self.qp_mut(id).teardown = teardown;
+        let completer = self.completer_mut();
+        completer.withdraw_carried(env, id);
+        completer.timers.cancel(id);
+        completer.sync_host(id);
     }
 
     fn modify_to_error<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId) -> Result<(), Refusal> {
@@ -274,9 +281,7 @@ impl Engine {
         self.requester.responder.end_wait(env, qp);
         let pair = self.qp_mut(qp);
         if pair.has_in_flight() {
-            pair.teardown = Teardown::Destroy;
-            self.completer_mut().timers.cancel(qp);
-            self.completer_mut().sync_host(qp);
+            self.stop_for(env, qp, Teardown::Destroy);
             return Err(Refusal::InFlight);
         }
         self.remove_qp(env, now, qp, None);
@@ -285,6 +290,7 @@ impl Engine {
 
     /// `ending`: its session, if that ends.
     pub(crate) fn remove_qp<E: Environment>(&mut self, env: &mut E, now: Instant, id: QpId, ending: Option<SessionId>) {
+        self.completer().withdraw_carried(env, id);
         self.completer_mut().return_receive(env, now, id, ending);
         self.unlink(env, id);
         self.completer_mut().unbind_all_of(id);

@@ -222,6 +222,39 @@ fn what_waits_for_the_carrier_is_flushed_in_order() {
     assert_eq!(rig.statuses(), [(1, FLUSHED), (2, FLUSHED)]);
 }
 
+/// A carrier that goes on trying for a RECV that never comes would hold the QP for ever.
+#[test]
+fn a_qp_that_does_no_more_work_withdraws_what_the_carrier_has() {
+    type Ending = fn(&mut Net, &End);
+    let endings: [(&str, Ending); 4] = [
+        ("reset", |net, end| assert_eq!(net.to(end, QpState::Reset), Err(Refusal::InFlight))),
+        ("error", |net, end| assert_eq!(net.to(end, QpState::Error), Err(Refusal::InFlight))),
+        ("destroyed", |net, end| {
+            let result = net.engine.destroy_qp(&mut net.world, net.now, end.session, end.qp);
+            assert_eq!(result, Err(Refusal::InFlight));
+        }),
+        ("its session ends", |net, end| net.engine.destroy_session(&mut net.world, net.now, end.session)),
+    ];
+    for (why, ending) in endings {
+        let mut rig = rig();
+        rig.write(1, 10);
+        rig.write(2, 20);
+        assert_eq!(rig.net.world.withdrawn, [], "{why}");
+        let end = rig.end;
+        ending(&mut rig.net, &end);
+        assert_eq!(rig.net.world.withdrawn, [rig.end.qp], "{why}");
+        carried(&mut rig, Carried::Returned);
+        carried(&mut rig, Carried::Returned);
+    }
+    // Nothing is there to withdraw once all results are.
+    let mut rig = rig();
+    rig.write(1, 10);
+    carried(&mut rig, Carried::Executed);
+    let end = rig.end;
+    assert_eq!(rig.net.to(&end, QpState::Reset), Ok(QpState::Reset));
+    assert_eq!(rig.net.world.withdrawn, []);
+}
+
 #[test]
 fn a_drained_send_queue_has_nothing_with_the_carrier() {
     let mut rig = rig();

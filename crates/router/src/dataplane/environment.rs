@@ -238,6 +238,8 @@ impl Carrier for Ports {
     fn carry(&mut self, _token: Token, _message: &CarriedMessage<'_>, _local: Source<'_>) -> CarryOutcome {
         CarryOutcome::Declined
     }
+
+    fn withdraw(&mut self, _qp: QpId) {}
 }
 
 impl Policy for Ports {

@@ -107,6 +107,8 @@ pub struct World {
     /// A carrier's answer, if there is one, and the messages that it took.
     pub carry_outcome: Option<CarryOutcome>,
     pub loads: Vec<Load>,
+    /// QPs of which it need not try any message any more.
+    pub withdrawn: Vec<QpId>,
     /// Members of groups on other hosts.
     pub groups: HashMap<(NetworkId, Gid), Vec<(Destination, Qpn)>>,
 }
@@ -376,6 +378,10 @@ impl Carrier for World {
             self.loads.push(Load { token, host: message.host, head: message.head, bytes, spans });
         }
         outcome
+    }
+
+    fn withdraw(&mut self, qp: QpId) {
+        self.withdrawn.push(qp);
     }
 }
 
