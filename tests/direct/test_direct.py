@@ -570,7 +570,7 @@ def test_atomics_are_done_once_whatever_ends_their_right(both):
     need(paths.set_path(host, "auto"), "the router does not take the data path")
     before, words = host.status()["counters"], (PORT, ROUNDS, SEED)
     program = harness.program("direct_atomics")
-    harness.in_two_containers(server, client, [program, "server", *words], [program, "client", "{ip}", *words], seconds=60 + ROUNDS)
+    harness.in_two_containers(server, client, [program, "server", *words], [program, "client", "{ip}", *words], seconds=180 + ROUNDS)
     grown = {name: value - before[name] for name, value in host.status()["counters"].items()}
     need(0 < grown["direct_messages"] < grown["messages"], f"not by both paths: {grown}")
 

@@ -162,8 +162,9 @@ fn autogroup() -> Check {
     match std::fs::read_to_string(SETTING) {
         Ok(value) if value.trim() == "1" => Check::note(
             NAME,
-            "each container is a scheduling group of its own (autogroup): polling programs that share cores give way late",
-            "where speed on few cores counts: sysctl -w kernel.sched_autogroup_enabled=0",
+            "each container is a scheduling group of its own (autogroup): polling programs that share cores give way late, \
+             on some kernels (6.18) by seconds",
+            "where cores are few: sysctl -w kernel.sched_autogroup_enabled=0",
         ),
         _ => Check::ok(NAME, "polling programs that share cores give way at once"),
     }
