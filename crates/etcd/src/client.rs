@@ -30,8 +30,8 @@ const RETRY_FIRST: Duration = Duration::from_millis(50);
 const ROUND_COUNT: u32 = 3;
 /// Of an answer: etcd's own messages are 4 MiB at most, but a revision of many keys may be longer.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
-/// Keys in a page of a list.
-const PAGE_COUNT: i64 = 500;
+/// Keys in a page of a list: each of them as long as etcd takes them (1.5 MiB), they still fit into an answer.
+const PAGE_COUNT: i64 = 40;
 
 /// A connection to each member. Clones share them.
 #[derive(Clone)]

@@ -10,8 +10,8 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 const CONNECT_TIME: Duration = Duration::from_secs(3);
 /// A connection in use on which nothing comes for so long is asked whether it lives. etcd ends one that asks more often
 /// than every 5 s, or while it is idle.
-const KEEP_ALIVE: Duration = Duration::from_secs(10);
-const KEEP_ALIVE_ANSWER: Duration = Duration::from_secs(5);
+const KEEP_ALIVE: Duration = Duration::from_secs(6);
+const KEEP_ALIVE_ANSWER: Duration = Duration::from_secs(3);
 const NAMES: &str = "/etc/hosts";
 
 /// A certificate and its key, both PEM: etcd takes the certificate's common name for its user.

@@ -160,7 +160,13 @@ impl Cluster {
         kill_process(pid, if stopped { Signal::STOP } else { Signal::CONT }).expect("signalled");
     }
 
-    fn url(&self, number: usize) -> String {
+    /// For files that go with this.
+    #[allow(dead_code, reason = "the tests of a cluster use it")]
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    pub fn url(&self, number: usize) -> String {
         let scheme = if self.secure { "https" } else { "http" };
         format!("{scheme}://127.0.0.1:{}", self.members[number].client_port)
     }
