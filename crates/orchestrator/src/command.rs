@@ -123,6 +123,34 @@ pub enum Reason {
     Internal,
 }
 
+impl Reason {
+    /// HTTP's status for it.
+    pub const fn http_status(self) -> u16 {
+        match self {
+            Self::Invalid => 422,
+            Self::NotFound => 404,
+            Self::Forbidden => 403,
+            Self::Conflict | Self::AlreadyExists | Self::InUse => 409,
+            Self::Exhausted => 507,
+            Self::Internal => 500,
+        }
+    }
+
+    /// Its word in answers.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Invalid => "Invalid",
+            Self::NotFound => "NotFound",
+            Self::Forbidden => "Forbidden",
+            Self::Conflict => "Conflict",
+            Self::AlreadyExists => "AlreadyExists",
+            Self::InUse => "InUse",
+            Self::Exhausted => "Exhausted",
+            Self::Internal => "Internal",
+        }
+    }
+}
+
 /// Why a command was refused; all is as it was.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {

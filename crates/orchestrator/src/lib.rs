@@ -44,6 +44,7 @@ extern crate alloc;
 pub mod access;
 mod check;
 mod cidr;
+mod cluster;
 mod command;
 pub mod conformance;
 mod draft;
@@ -59,6 +60,7 @@ pub mod store;
 
 pub use check::{check_label_name, check_label_value};
 pub use cidr::{Cidr, CidrError, Pool6};
+pub use cluster::{CLUSTER_KINDS, is_clusters};
 pub use command::{Change, Command, Outcome, Plan, Reason, Refusal, USER_COUNT_MAX};
 pub use entries::{KEY_PREFIX, decode_object, object_key, object_of_key};
 pub use memory_store::{Delta, MemoryStore};

@@ -46,6 +46,8 @@ pub struct Config {
     pub limits: VnicLimits,
     /// The file that names the other hosts, see [`crate::peering::PeersFile`].
     pub peers: Option<PathBuf>,
+    /// Objects of a cluster's kinds are changed by its follower alone.
+    pub follows_cluster: bool,
     /// How long a process may take for the commands of [`freeflow_protocol::library::Request::OpenCommands`].
     pub revocation_time: Duration,
     /// Where metrics are served by TCP too, to whoever asks.

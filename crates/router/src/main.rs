@@ -77,6 +77,9 @@ struct Arguments {
     /// The other hosts: who they are, where, and their keys
     #[arg(long, value_name = "FILE")]
     peers: Option<PathBuf>,
+    /// Objects that a cluster declares for all hosts are changed by its follower alone
+    #[arg(long)]
+    follows_cluster: bool,
     /// How the sockets to them are opened: JSON, some of the fields of `WireOptions`, such as {"gso": false}
     #[arg(long, value_name = "JSON", value_parser = WireOptions::parse)]
     wire_options: Option<WireOptions>,
@@ -179,6 +182,7 @@ fn run(arguments: Arguments) -> io::Result<()> {
         limits: arguments.limits.unwrap_or_else(default_limits),
         revocation_time: Duration::from_millis(REVOCATION_TIME_MAX_MS),
         metrics_listen: arguments.metrics_listen,
+        follows_cluster: arguments.follows_cluster,
         machine_dir: arguments.machine_dir,
     })?;
     if let Some(number) = arguments.ready_fd {

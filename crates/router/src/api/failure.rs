@@ -1,4 +1,4 @@
-//! Answers to refused requests, and the table of reasons and HTTP's codes.
+//! Answers to refused requests.
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use freeflow_orchestrator::objects::{Cause, Invalid};
@@ -117,28 +117,14 @@ impl Failure {
     }
 }
 
-/// The code and the word of each reason.
-fn row(reason: Reason) -> (StatusCode, &'static str) {
-    match reason {
-        Reason::Invalid => (StatusCode::UNPROCESSABLE_ENTITY, "Invalid"),
-        Reason::NotFound => (StatusCode::NOT_FOUND, "NotFound"),
-        Reason::Forbidden => (StatusCode::FORBIDDEN, "Forbidden"),
-        Reason::Conflict => (StatusCode::CONFLICT, "Conflict"),
-        Reason::AlreadyExists => (StatusCode::CONFLICT, "AlreadyExists"),
-        Reason::InUse => (StatusCode::CONFLICT, "InUse"),
-        Reason::Exhausted => (StatusCode::INSUFFICIENT_STORAGE, "Exhausted"),
-        Reason::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "Internal"),
-    }
-}
-
 pub fn word(reason: Reason) -> &'static str {
-    row(reason).1
+    reason.word()
 }
 
 impl From<Refusal> for Failure {
     fn from(refusal: Refusal) -> Self {
-        let (code, reason) = row(refusal.reason);
-        let mut failure = Self::new(code, reason, refusal.to_string());
+        let code = StatusCode::from_u16(refusal.reason.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let mut failure = Self::new(code, refusal.reason.word(), refusal.to_string());
         if let Some((kind, name)) = refusal.object {
             failure = failure.about(kind.name(), name);
         }

@@ -54,6 +54,14 @@ fn dry_run() -> Value {
     parameter("dryRun", &json!({"type": "boolean"}), "Say what it would come to, and change nothing.")
 }
 
+fn follow() -> Value {
+    parameter(
+        "follow",
+        &json!({"type": "boolean"}),
+        "A cluster's follower changes what is declared for all hosts; nobody else may, where a host follows a cluster.",
+    )
+}
+
 fn precondition() -> Value {
     parameter(
         "resourceVersion",
@@ -152,7 +160,7 @@ fn object_paths<K: Kind>(paths: &mut Map<String, Value>) {
             },
             "delete": {
                 "operationId": id("delete"),
-                "parameters": [dry_run(), precondition()],
+                "parameters": [dry_run(), follow(), precondition()],
                 "responses": answers(&[("200", answer("It was.", &reference("Results")))], &["400", "404", "409"]),
             },
         }),
@@ -267,7 +275,7 @@ fn other_paths(paths: &mut Map<String, Value>) {
         json!({"post": {
             "operationId": "apply",
             "description": "All of them or none: one transaction.",
-            "parameters": [dry_run()],
+            "parameters": [dry_run(), follow()],
             "requestBody": body,
             "responses": answers(&[("200", answer("Done.", &reference("Results")))], &["400", "404", "409", "422", "507"]),
         }}),

@@ -80,6 +80,22 @@ pub fn check(role: &Role, state: &State, command: &Command) -> Result<(), Refusa
     }
 }
 
+/// Of changes that a cluster's follower makes.
+pub const FOLLOW: &str = "follow";
+
+/// Whether the host itself may change that: where it follows a cluster, the cluster's objects are changed for all
+/// hosts together. By the verb of the change.
+pub fn check_cluster(follows_cluster: bool, verb: &str, command: &Command) -> Result<(), Refusal> {
+    match command.clusters_object() {
+        Some((kind, name)) if follows_cluster && verb != FOLLOW => Err(forbidden(
+            kind,
+            name,
+            "this host follows a cluster: it is declared for all hosts, by an operator with freeflow --cluster FILE",
+        )),
+        _ => Ok(()),
+    }
+}
+
 /// Refuses a change of a kind that the role may not change at all.
 fn check_kind(role: &Role, kind: ObjectKind, name: &str) -> Result<(), Refusal> {
     if role.tenants.is_empty() {
@@ -235,6 +251,32 @@ mod tests {
             }
             assert!(check(&Role::default(), &state, &command).is_err());
         }
+    }
+
+    #[test]
+    fn what_is_a_clusters_is_its_followers_to_change() {
+        let set = |network: &str| Command::SetDataPath { network: network.into(), path: Default::default() };
+        let own = [
+            apply(vec![object("Network", "default", json!({"cidrs": ["10.1.0.0/24"]}))]),
+            apply(vec![vnic("v", "blue-net", None), object("Host", "h", json!({}))]),
+            delete(ObjectKind::Vnic, "blue-vnic"),
+            set("default"),
+            Command::Detach { id: "blue-vnic".into() },
+        ];
+        let clusters = [
+            apply(vec![vnic("v", "blue-net", None), rule("r", "blue")]),
+            apply(vec![object("QosClass", "slow", json!({}))]),
+            apply(vec![object("Quota", "q", json!({}))]),
+            delete(ObjectKind::Network, "blue-net"),
+            delete(ObjectKind::Group, "g"),
+            set("blue-net"),
+        ];
+        for command in own.iter().chain(&clusters) {
+            assert_eq!(check_cluster(false, "apply", command), Ok(()), "{command:?}");
+            assert_eq!(check_cluster(true, FOLLOW, command), Ok(()), "{command:?}");
+        }
+        assert!(own.iter().all(|command| check_cluster(true, "apply", command).is_ok()));
+        assert!(clusters.iter().all(|command| check_cluster(true, "put", command).is_err()));
     }
 
     #[test]

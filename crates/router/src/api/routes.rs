@@ -2,6 +2,7 @@
 use super::caller::Caller;
 use super::failure::Failure;
 use super::link::Link;
+use super::permission::FOLLOW;
 use super::plane::{BeginWatch, ChangeObjects, Done, GetObject, NotDone, Page, PageObjects};
 use super::query::{Named, Selector, flag, parameters};
 use super::users::Place;
@@ -409,12 +410,22 @@ async fn delete_one(
 ) -> Answer {
     let permit = admitted(&asking).await?;
     let kind = kind_of(&plural)?;
-    let query = parameters(query.as_deref(), &["dryRun", "resourceVersion"])?;
+    let query = parameters(query.as_deref(), &["dryRun", "follow", "resourceVersion"])?;
     let (dry_run, version) = (flag(&query, "dryRun")?, version_of(&query)?);
-    let done = change(&server, &asking, "delete", Command::Delete { kind, name, version }, dry_run).await;
+    let verb = verb_of(&asking, "delete", &query)?;
+    let done = change(&server, &asking, verb, Command::Delete { kind, name, version }, dry_run).await;
     // A caller of a dry run may mean to delete those first.
     let done = done.map_err(|failure| if dry_run { failure } else { failure.without_users() })?;
     Ok(held(results(&done).to_string().into_bytes(), permit))
+}
+
+/// A cluster's follower says so of its changes; it is an admin.
+fn verb_of(asking: &Asking, verb: &'static str, query: &BTreeMap<String, String>) -> Result<&'static str, Failure> {
+    match flag(query, "follow")? {
+        true if asking.caller.role.is_admin => Ok(FOLLOW),
+        true => Err(Failure::forbidden("only an admin may change what a cluster has declared")),
+        false => Ok(verb),
+    }
 }
 
 /// A list has no other fields: a `dryRun` that is put here must not change anything.
@@ -438,7 +449,8 @@ async fn apply(
 ) -> Answer {
     let permit = admitted(&asking).await?;
     let body = body_of(&asking, request).await;
-    let dry_run = flag(&parameters(query.as_deref(), &["dryRun"])?, "dryRun")?;
+    let query = parameters(query.as_deref(), &["dryRun", "follow"])?;
+    let (dry_run, verb) = (flag(&query, "dryRun")?, verb_of(&asking, "apply", &query)?);
     let body = body?;
     let items = body.get("items").and_then(Value::as_array);
     let items = items.ok_or_else(|| Failure::bad_request("the body is {\"items\": [objects]}"))?;
@@ -458,6 +470,6 @@ async fn apply(
         })?);
     }
     drop(body);
-    let done = change(&server, &asking, "apply", Command::Apply { objects }, dry_run).await?;
+    let done = change(&server, &asking, verb, Command::Apply { objects }, dry_run).await?;
     Ok(held(results(&done).to_string().into_bytes(), permit))
 }

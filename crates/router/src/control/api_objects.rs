@@ -35,8 +35,9 @@ impl Control {
             Command::Begin { .. } => None,
         };
         let container = self.container_of(&command);
-        let done =
-            permission::check(&caller.role, self.declared(), &command).and_then(|()| self.command(command, dry_run));
+        let done = permission::check(&caller.role, self.declared(), &command)
+            .and_then(|()| permission::check_cluster(self.config.follows_cluster, verb, &command))
+            .and_then(|()| self.command(command, dry_run));
         let mut outcomes = match done {
             Ok(outcomes) => outcomes,
             Err(refusal) => {

@@ -81,6 +81,7 @@ fn config(directory: &Path) -> Config {
         peers: None,
         revocation_time: Duration::from_millis(1000),
         metrics_listen: None,
+        follows_cluster: false,
         machine_dir: directory.join("machine"),
     }
 }

@@ -82,6 +82,7 @@ pub fn config(directory: &Path, limits: VnicLimits) -> Config {
         shard_by: shards().map_or(ShardBy::Tenant, |_| ShardBy::Vnic),
         revocation_time: freeflow_verbs::Duration::from_millis(REVOCATION_TIME_MAX_MS),
         metrics_listen: None,
+        follows_cluster: false,
         state_dir: None,
         network_reconciler: None,
         near_halves: near_halves(),
