@@ -1,0 +1,231 @@
+//! Blocks: the part of a network's addresses that one host gives out.
+use crate::ClusterError;
+use crate::file::ClusterFile;
+use crate::keys::{SERIAL, block_key};
+use crate::view::{View, state_of};
+use freeflow_etcd::EtcdStore;
+use freeflow_orchestrator::store::{Committed, Compare, Entry, Transaction, Write};
+use freeflow_orchestrator::{NetworkEntry, Pool, Revision, State, Store};
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+
+/// The smallest range that a host can give out.
+const PREFIX_LONGEST: u8 = 29;
+/// etcd takes 128 operations at once, of which some are the store's.
+const WRITE_COUNT_MAX: usize = 100;
+
+/// Prefix length of a network's blocks: as many blocks as addresses in each, or half as many. A /16 has 256 of
+/// 256 addresses, a /24 has 16 of 16.
+pub fn block_prefix(pool: Pool) -> u8 {
+    let bits = 32 - pool.prefix_length();
+    (32 - bits.div_ceil(2)).min(PREFIX_LONGEST).max(pool.prefix_length())
+}
+
+/// The first block of a network that touches none of these.
+fn free_block(pool: Pool, taken: &[Pool]) -> Option<Pool> {
+    let prefix_length = block_prefix(pool);
+    let count = 1u32 << (prefix_length - pool.prefix_length());
+    (0..count).find_map(|index| {
+        let base = u32::from(pool.base()) + (index << (32 - prefix_length));
+        let block: Pool = format!("{}/{prefix_length}", Ipv4Addr::from(base)).parse().ok()?;
+        (!overlaps_any(block, taken)).then_some(block)
+    })
+}
+
+fn overlaps_any(block: Pool, taken: &[Pool]) -> bool {
+    taken.iter().any(|other| other.encloses(block) || block.encloses(*other))
+}
+
+type Blocks = BTreeMap<(String, String), Pool>;
+
+/// Gives out blocks, and takes them back. There may be several.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Controller;
+
+/// All that is due.
+#[derive(Debug, Default, PartialEq)]
+struct Due {
+    /// Blocks to give (`Some`), and to take back.
+    writes: Vec<(String, Option<Pool>)>,
+    /// Networks that have none left for some host.
+    full: Vec<String>,
+}
+
+/// All that is declared, and since which revision it is so.
+type Declared<'a> = (&'a State, Revision);
+
+/// Whether a host says that it does not have a block, though it has followed all that is declared.
+fn is_over(view: &View, host: &str, network: &str, block: Pool, since: Revision) -> bool {
+    view.followed().get(host).is_some_and(|followed| {
+        let has_it = followed.ranges.get(network).is_some_and(|range| *range == block.to_string());
+        followed.revision >= since.0 && !has_it
+    })
+}
+
+/// The block for a host: the one that it has already (its record of blocks was lost), else a free one.
+fn block_for(view: &View, host: &str, network: &NetworkEntry, taken: &[Pool]) -> Option<Pool> {
+    let said = view.followed().get(host).and_then(|followed| followed.ranges.get(network.name())?.parse().ok());
+    let said = said.filter(|block: &Pool| network.pool.encloses(*block) && !overlaps_any(*block, taken));
+    said.or_else(|| free_block(network.pool, taken))
+}
+
+fn due(view: &View, (declared, since): Declared<'_>, blocks: &Blocks) -> Due {
+    let mut due = Due::default();
+    for network in declared.networks() {
+        let name = network.name();
+        let of_network = blocks.iter().filter(|((of, _), _)| of == name);
+        let mut taken: Vec<Pool> = of_network.clone().map(|(_, block)| *block).collect();
+        // Others' that are in use, though nobody has given them as far as etcd knows: it was restored from a backup.
+        let said = view.followed().iter().filter(|(host, _)| view.hosts().contains_key(*host));
+        let said = said.filter_map(|(host, followed)| Some((host, followed.ranges.get(name)?.parse::<Pool>().ok()?)));
+        let is_block =
+            |block: &Pool| network.pool.encloses(*block) && block.prefix_length() >= block_prefix(network.pool);
+        let said: Vec<(&String, Pool)> = said.filter(|(_, block)| is_block(block)).collect();
+        for host in view.hosts().keys() {
+            if blocks.contains_key(&(name.to_owned(), host.clone())) {
+                continue;
+            }
+            let others = said.iter().filter(|(of, _)| *of != host).map(|(_, block)| *block);
+            let not_free: Vec<Pool> = taken.iter().copied().chain(others).collect();
+            match block_for(view, host, network, &not_free) {
+                Some(block) => {
+                    taken.push(block);
+                    due.writes.push((block_key(name, host), Some(block)));
+                }
+                None => {
+                    due.full.push(name.to_owned());
+                    break;
+                }
+            }
+        }
+        for ((_, host), block) in of_network.filter(|(_, block)| !network.pool.encloses(**block)) {
+            if is_over(view, host, name, *block, since) {
+                due.writes.push((block_key(name, host), None));
+            }
+        }
+    }
+    for ((name, host), block) in blocks.iter().filter(|((name, _), _)| declared.network(name).is_none()) {
+        if is_over(view, host, name, *block, since) {
+            due.writes.push((block_key(name, host), None));
+        }
+    }
+    due
+}
+
+impl Controller {
+    /// Gives and takes back what is due. The networks that have no block left for some host.
+    ///
+    /// # Errors
+    /// etcd did not do it, or what is there makes no sense.
+    pub fn run(file: &ClusterFile, view: &View) -> Result<Vec<String>, ClusterError> {
+        // First by what has come, which as a rule is all there is: etcd is asked nothing then.
+        let first = due(view, (&view.declared()?, view.declared_revision()), view.blocks());
+        if first.writes.is_empty() {
+            return Ok(first.full);
+        }
+        let mut store = file.store(&file.keys().blocks())?;
+        let listing = store.list("", None)?;
+        let serial = serial_in(&listing.entries);
+        // After the blocks: while there are some of a network, nobody declares another one of its name. So a network
+        // that is not declared then is not until these blocks are gone, or others have been written.
+        let declared = file.store(&file.keys().declared())?.list("", None)?;
+        let since = serial_in(&declared.entries).unwrap_or_default();
+        let declared = state_of(declared)?;
+        let Due { writes, full } = due(view, (&declared, since), &blocks_in(&listing.entries));
+        commit(&mut store, writes.into_iter().take(WRITE_COUNT_MAX).collect(), serial)?;
+        Ok(full)
+    }
+
+    /// All blocks of a host are free again: it is gone for good.
+    ///
+    /// # Errors
+    /// etcd did not do it.
+    pub(crate) fn release(file: &ClusterFile, host: &str) -> Result<usize, ClusterError> {
+        let mut store = file.store(&file.keys().blocks())?;
+        let mut count = 0;
+        loop {
+            let listing = store.list("", None)?;
+            let serial = serial_in(&listing.entries);
+            let blocks = blocks_in(&listing.entries);
+            let of_host = blocks.keys().filter(|(_, of)| of == host).take(WRITE_COUNT_MAX);
+            let writes: Vec<_> = of_host.map(|(network, host)| (block_key(network, host), None)).collect();
+            if writes.is_empty() {
+                return Ok(count);
+            }
+            let released = writes.len();
+            if commit(&mut store, writes, serial)? {
+                count += released;
+            }
+        }
+    }
+}
+
+pub(crate) fn serial_in(entries: &[Entry]) -> Option<Revision> {
+    entries.iter().find(|entry| entry.key == SERIAL).map(|entry| entry.modified)
+}
+
+fn blocks_in(entries: &[Entry]) -> Blocks {
+    let read = |entry: &Entry| {
+        let (network, host) = entry.key.split_once('/')?;
+        let block = std::str::from_utf8(&entry.value).ok()?.parse().ok()?;
+        Some(((network.to_owned(), host.to_owned()), block))
+    };
+    entries.iter().filter_map(read).collect()
+}
+
+/// False: another controller was faster, and what it did comes as news.
+fn commit(
+    store: &mut EtcdStore,
+    writes: Vec<(String, Option<Pool>)>,
+    serial: Option<Revision>,
+) -> Result<bool, ClusterError> {
+    if writes.is_empty() {
+        return Ok(true);
+    }
+    let write = |(key, block): (String, Option<Pool>)| Write {
+        key,
+        value: block.map(|block| block.to_string().into_bytes()),
+        lease: None,
+    };
+    let mut writes: Vec<Write> = writes.into_iter().map(write).collect();
+    writes.push(serial_write());
+    let transaction = Transaction { compares: vec![Compare { key: SERIAL.into(), modified: serial }], writes };
+    Ok(matches!(store.commit(&transaction)?, Committed::Done(_)))
+}
+
+/// Its revision is what counts.
+pub(crate) fn serial_write() -> Write {
+    Write { key: SERIAL.into(), value: Some(Vec::new()), lease: None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pool(text: &str) -> Pool {
+        text.parse().expect("a range")
+    }
+
+    #[test]
+    fn blocks_are_about_as_many_as_their_addresses() {
+        for (network, prefix_length) in
+            [("10.0.0.0/8", 20), ("10.1.0.0/16", 24), ("10.1.0.0/24", 28), ("10.1.0.0/27", 29), ("10.1.0.0/29", 29)]
+        {
+            assert_eq!(block_prefix(pool(network)), prefix_length, "{network}");
+        }
+    }
+
+    #[test]
+    fn no_two_blocks_touch_and_all_are_given() {
+        let network = pool("10.50.0.0/24");
+        let mut taken = vec![pool("10.50.0.16/28"), pool("10.50.0.64/26")];
+        while let Some(block) = free_block(network, &taken) {
+            assert!(network.encloses(block) && !taken.contains(&block));
+            taken.push(block);
+        }
+        assert_eq!(taken.len(), 2 + 16 - 1 - 4);
+        let own = ["10.50.0.0/28", "10.50.0.32/28"].map(pool);
+        assert!(own.iter().all(|block| taken.contains(block)));
+        assert_eq!(free_block(pool("10.1.0.0/29"), &[pool("10.1.0.0/29")]), None);
+    }
+}

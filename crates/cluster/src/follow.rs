@@ -1,0 +1,161 @@
+//! A cluster's news for who waits for them in a thread, and a host's words about itself.
+use crate::ClusterError;
+use crate::file::ClusterFile;
+use crate::keys::{FOLLOWED, RECORD};
+use crate::records::{Followed, HostRecord};
+use freeflow_etcd::{Client, Follower, News};
+use freeflow_orchestrator::store::{Compare, StoreError, Transaction, Write};
+use freeflow_orchestrator::{Revision, Store};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel};
+use std::thread;
+use std::time::Duration;
+
+/// News that wait to be taken.
+const NEWS_COUNT: usize = 16;
+/// A host says that it is there so often, also where nothing has changed.
+pub const HEARTBEAT: Duration = Duration::from_secs(30);
+/// After a failure.
+const RETRY: Duration = Duration::from_secs(3);
+
+/// News of all keys of a cluster, by a thread of its own. It ends with this.
+pub struct Follow {
+    news: Receiver<News>,
+}
+
+fn no_thread(error: &std::io::Error) -> ClusterError {
+    StoreError::Broken(format!("no thread to be had: {error}")).into()
+}
+
+impl Follow {
+    /// Begins to follow.
+    ///
+    /// # Errors
+    /// Certificates that can't be used, or no thread.
+    pub fn start(file: &ClusterFile) -> Result<Self, ClusterError> {
+        let (endpoints, prefix) = (file.endpoints()?, file.keys().prefix());
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|error| no_thread(&error))?;
+        let client = {
+            let _inside = runtime.enter();
+            Client::new(&endpoints).map_err(|error| ClusterError::File(error.to_string()))?
+        };
+        let (sender, news) = sync_channel(NEWS_COUNT);
+        let body = move || {
+            runtime.block_on(async move {
+                let mut from = Follower::spawn(client, &prefix);
+                while let Some(news) = from.recv().await {
+                    if sender.send(news).is_err() {
+                        return;
+                    }
+                }
+            });
+        };
+        thread::Builder::new().name("ff-follow".into()).spawn(body).map_err(|error| no_thread(&error))?;
+        Ok(Self { news })
+    }
+
+    /// The next news, if some come in this time.
+    pub fn next(&self, wait: Duration) -> Option<News> {
+        self.news
+            .recv_timeout(wait)
+            .inspect_err(|error| {
+                // The thread has ended: who waits for it should not spin.
+                if *error == RecvTimeoutError::Disconnected {
+                    thread::sleep(wait);
+                }
+            })
+            .ok()
+    }
+}
+
+/// A record, if it is to be written, and the revision at which it was written before (`None`: it is not there); and how
+/// far the host has followed.
+type Words = (Option<(HostRecord, Option<Revision>)>, Followed);
+
+/// A host's words about itself, written by a thread of its own: etcd may take its time.
+pub struct Report {
+    words: Sender<Words>,
+    errors: Receiver<Option<String>>,
+    last_error: Option<String>,
+}
+
+fn now_s() -> u64 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+impl Report {
+    /// Of the host with this name.
+    ///
+    /// # Errors
+    /// No thread.
+    pub fn start(file: &ClusterFile, host: &str) -> Result<Self, ClusterError> {
+        let (words, from) = channel();
+        let (errors_of, errors) = channel();
+        let (file, root) = (file.clone(), file.keys().host(host));
+        let body = move || write_all(&file, &root, &from, &errors_of);
+        thread::Builder::new().name("ff-report".into()).spawn(body).map_err(|error| no_thread(&error))?;
+        Ok(Self { words, errors, last_error: None })
+    }
+
+    /// Says it, and goes on saying it. A record is written only where one is given, and only if it was last written at
+    /// that revision: a host that was removed meanwhile stays so.
+    pub fn say(&self, record: Option<(HostRecord, Option<Revision>)>, followed: Followed) {
+        // The thread lives as long as this.
+        let _ = self.words.send((record, followed));
+    }
+
+    /// Why the last attempt failed; `None`: it did not.
+    pub fn error(&mut self) -> Option<&str> {
+        if let Some(last) = self.errors.try_iter().last() {
+            self.last_error = last;
+        }
+        self.last_error.as_deref()
+    }
+}
+
+fn write_all(file: &ClusterFile, root: &str, words: &Receiver<Words>, errors: &Sender<Option<String>>) {
+    let (mut record, mut followed, mut wait) = (None, None::<Followed>, HEARTBEAT);
+    let mut store = None;
+    loop {
+        match words.recv_timeout(wait) {
+            Ok(first) => {
+                for (new_record, new_followed) in std::iter::once(first).chain(words.try_iter()) {
+                    record = new_record.or(record);
+                    followed = Some(new_followed);
+                }
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+        let Some(followed) = &mut followed else { continue };
+        followed.at_s = now_s();
+        let mut write = || -> Result<(), ClusterError> {
+            let store = match &mut store {
+                Some(store) => store,
+                None => store.insert(file.store(root)?),
+            };
+            let write = |key: &str, value: Vec<u8>| Write { key: key.into(), value: Some(value), lease: None };
+            let followed = serde_json::to_vec(followed).expect("what was followed is encodable");
+            let mut transaction = Transaction { compares: Vec::new(), writes: vec![write(FOLLOWED, followed)] };
+            if let Some((record, before)) = &record {
+                let record = serde_json::to_vec(record).expect("a record is encodable");
+                transaction.writes.push(write(RECORD, record));
+                transaction.compares.push(Compare { key: RECORD.into(), modified: *before });
+            }
+            // In a conflict the record is another one, of which news come: nothing is said until then.
+            store.commit(&transaction)?;
+            Ok(())
+        };
+        let error = write().err();
+        wait = if error.is_some() { RETRY } else { HEARTBEAT };
+        if error.is_some() {
+            // Certificates are read anew with the next one.
+            store = None;
+        } else {
+            record = None;
+        }
+        if errors.send(error.map(|error| error.to_string())).is_err() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! Keys of a cluster, and what each is.
+use freeflow_orchestrator::KEY_PREFIX;
+
+/// Key of each part's data under its root, as [`freeflow_etcd::EtcdStore`] has them.
+const DATA: &str = "data/";
+pub(crate) const IDENTITY: &str = "identity";
+pub(crate) const RECORD: &str = "record";
+pub(crate) const FOLLOWED: &str = "followed";
+/// Written by each transaction of a part that has several writers, on condition that nobody else has: so they take
+/// turns, and each has seen all that came before.
+pub(crate) const SERIAL: &str = "serial";
+
+#[derive(Clone, Debug)]
+pub(crate) struct Keys {
+    root: String,
+}
+
+/// The meaning of a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place<'a> {
+    Identity,
+    /// Its key in the store of declared objects.
+    Declared(&'a str),
+    /// Written with each change of them.
+    DeclaredSerial,
+    Record(&'a str),
+    Followed(&'a str),
+    Block {
+        network: &'a str,
+        host: &'a str,
+    },
+}
+
+impl Keys {
+    pub fn new(root: &str) -> Self {
+        Self { root: root.trim_end_matches('/').to_owned() }
+    }
+
+    pub fn root(&self) -> &str {
+        &self.root
+    }
+
+    /// Before all of them.
+    pub fn prefix(&self) -> String {
+        format!("{}/", self.root)
+    }
+
+    pub fn cluster(&self) -> String {
+        format!("{}/cluster", self.root)
+    }
+
+    pub fn declared(&self) -> String {
+        format!("{}/declared", self.root)
+    }
+
+    pub fn host(&self, name: &str) -> String {
+        format!("{}/hosts/{name}", self.root)
+    }
+
+    pub fn blocks(&self) -> String {
+        format!("{}/blocks", self.root)
+    }
+
+    /// `None`: something of the writers' own, such as receipts, or nobody's.
+    pub fn place<'a>(&self, key: &'a str) -> Option<Place<'a>> {
+        let key = key.strip_prefix(&self.root)?.strip_prefix('/')?;
+        let (part, rest) = key.split_once('/')?;
+        if part == "hosts" {
+            let (host, rest) = rest.split_once('/')?;
+            return match rest.strip_prefix(DATA)? {
+                RECORD => Some(Place::Record(host)),
+                FOLLOWED => Some(Place::Followed(host)),
+                _ => None,
+            };
+        }
+        let data = rest.strip_prefix(DATA)?;
+        match part {
+            "cluster" if data == IDENTITY => Some(Place::Identity),
+            "declared" if data == SERIAL => Some(Place::DeclaredSerial),
+            "declared" if data.starts_with(KEY_PREFIX) => Some(Place::Declared(data)),
+            "blocks" => data.split_once('/').map(|(network, host)| Place::Block { network, host }),
+            _ => None,
+        }
+    }
+}
+
+pub(crate) fn block_key(network: &str, host: &str) -> String {
+    format!("{network}/{host}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_key_has_its_place() {
+        let keys = Keys::new("/freeflow/");
+        assert_eq!((keys.root(), keys.prefix().as_str()), ("/freeflow", "/freeflow/"));
+        let declared = format!("{}/data/{KEY_PREFIX}networks/red", keys.declared());
+        let object = format!("{KEY_PREFIX}networks/red");
+        for (key, place) in [
+            ("/freeflow/cluster/data/identity", Some(Place::Identity)),
+            (&declared, Some(Place::Declared(&object))),
+            ("/freeflow/declared/data/serial", Some(Place::DeclaredSerial)),
+            ("/freeflow/declared/receipts/1/2", None),
+            ("/freeflow/hosts/h1/data/record", Some(Place::Record("h1"))),
+            ("/freeflow/hosts/h1/data/followed", Some(Place::Followed("h1"))),
+            ("/freeflow/hosts/h1/receipts/x", None),
+            ("/freeflow/blocks/data/red/h1", Some(Place::Block { network: "red", host: "h1" })),
+            ("/freeflow/blocks/data/serial", None),
+            ("/freeflower/cluster/data/identity", None),
+            ("/freeflow", None),
+        ] {
+            assert_eq!(keys.place(key), place, "{key}");
+        }
+    }
+}

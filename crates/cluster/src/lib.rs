@@ -1,0 +1,80 @@
+//! A cluster: hosts that follow one declaration, on etcd.
+//!
+//! - [`ClusterFile`]: where etcd is, and who we are to it.
+//! - [`Operator`]: reads and changes what is declared for all hosts.
+//! - [`Follow`]: the news of a cluster, as they come, for one host.
+//! - [`View`]: the cluster as those news have it: what is declared, which hosts there are, whose blocks.
+//! - [`mirror`]: from that to what one host has to have.
+//! - [`Controller`]: gives each host a block of each network's addresses, and takes it back.
+//!
+//! | keys under the root | written by | |
+//! |---|---|---|
+//! | `cluster/` | an operator, once | [`Identity`] |
+//! | `declared/` | operators | objects, as one host's store has them |
+//! | `hosts/NAME/` | that host | [`HostRecord`], [`Followed`] |
+//! | `blocks/` | controllers | a range of addresses by network and host |
+//!
+//! Invariant: a block is one host's until that host says that it has followed all that is declared and has the block
+//! no more, or an operator removes the host. So no address of a network is ever two hosts', however old the news of
+//! one are.
+#![forbid(unsafe_code)]
+#![warn(missing_docs, clippy::missing_errors_doc)]
+
+mod blocks;
+mod file;
+mod follow;
+mod keys;
+pub mod mirror;
+mod operator;
+mod peers;
+mod records;
+mod view;
+
+pub use blocks::{Controller, block_prefix};
+pub use file::{ClusterFile, DEFAULT_ROOT, Wire};
+pub use follow::{Follow, Report};
+pub use operator::Operator;
+pub use peers::{Peer, PeersOf};
+pub use records::{Followed, HostRecord, Identity, Problem, is_host_name};
+pub use view::View;
+
+pub use freeflow_etcd::News;
+
+use freeflow_orchestrator::store::StoreError;
+use freeflow_orchestrator::{Reason, Refusal};
+
+/// Why something of a cluster can't be done.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ClusterError {
+    /// The file, or what it names, makes no sense.
+    #[error("{0}")]
+    File(String),
+    /// etcd holds no cluster under this root.
+    #[error("etcd holds no cluster under {0}: make one with freeflow cluster init")]
+    Absent(String),
+    /// Something under the root is not what belongs there.
+    #[error("{0}")]
+    Damaged(String),
+    /// The rules of the declaration forbid it.
+    #[error("{0}")]
+    Refused(Box<Refusal>),
+    /// etcd did not do it.
+    #[error("{0}")]
+    Store(#[from] StoreError),
+}
+
+impl From<Refusal> for ClusterError {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(Box::new(refusal))
+    }
+}
+
+impl ClusterError {
+    /// The same for who answers requests.
+    pub fn into_refusal(self) -> Refusal {
+        match self {
+            Self::Refused(refusal) => *refusal,
+            other => Refusal::new(Reason::Internal, other.to_string()),
+        }
+    }
+}

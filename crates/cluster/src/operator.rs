@@ -1,0 +1,253 @@
+//! The operator's side: what is declared for all hosts is read and changed here, with the operator's own credential.
+use crate::ClusterError;
+use crate::blocks::{Controller, serial_in, serial_write};
+use crate::file::ClusterFile;
+use crate::follow::Follow;
+use crate::keys::{FOLLOWED, IDENTITY, RECORD, SERIAL};
+use crate::records::{Identity, VERSION};
+use crate::view::{View, state_of};
+use freeflow_etcd::{EtcdStore, News};
+use freeflow_orchestrator::objects::{AnyObject, ObjectKind};
+use freeflow_orchestrator::store::{Committed, Compare, Listing, StoreError, Transaction, Write};
+use freeflow_orchestrator::{
+    CLUSTER_KINDS, Change, Cidr, Command, DEFAULT_NETWORK, Outcome, Reason, Refusal, Revision, State, Store,
+    is_clusters,
+};
+use std::time::Duration;
+
+/// Others may change what is declared at the same time: so often it is begun anew.
+const ATTEMPT_COUNT: usize = 8;
+const VIEW_TIME: Duration = Duration::from_secs(20);
+
+/// Reads and changes what is declared for all hosts.
+pub struct Operator {
+    file: ClusterFile,
+    store: EtcdStore,
+}
+
+impl Operator {
+    /// Makes the cluster's identity, if there is none; and whether there was none.
+    ///
+    /// # Errors
+    /// etcd did not do it.
+    pub fn init(file: &ClusterFile, id: &str) -> Result<(Identity, bool), ClusterError> {
+        let mut store = file.store(&file.keys().cluster())?;
+        let identity = Identity { id: id.into(), version: VERSION, restored: 0 };
+        let value = serde_json::to_vec(&identity).expect("an identity is encodable");
+        let transaction = Transaction {
+            compares: vec![Compare { key: IDENTITY.into(), modified: None }],
+            writes: vec![Write { key: IDENTITY.into(), value: Some(value), lease: None }],
+        };
+        match store.commit(&transaction)? {
+            Committed::Done(_) => Ok((identity, true)),
+            Committed::Conflict(_) => Ok((identity_in(file, &store)?, false)),
+        }
+    }
+
+    /// Has hosts follow an etcd whose revisions have gone back, since it was restored from a backup.
+    ///
+    /// # Errors
+    /// `Absent`, or etcd did not do it.
+    pub fn restored(file: &ClusterFile) -> Result<(), ClusterError> {
+        let mut store = file.store(&file.keys().cluster())?;
+        let identity = identity_in(file, &store)?;
+        let identity = Identity { restored: identity.restored + 1, ..identity };
+        let value = serde_json::to_vec(&identity).expect("an identity is encodable");
+        let writes = vec![Write { key: IDENTITY.into(), value: Some(value), lease: None }];
+        store.commit(&Transaction { compares: Vec::new(), writes })?;
+        Ok(())
+    }
+
+    /// Of a cluster that there is.
+    ///
+    /// # Errors
+    /// `Absent`, or etcd does not answer.
+    pub fn open(file: &ClusterFile) -> Result<Self, ClusterError> {
+        let keys = file.keys();
+        identity_in(file, &file.store(&keys.cluster())?)?;
+        Ok(Self { store: file.store(&keys.declared())?, file: file.clone() })
+    }
+
+    fn listing(&self) -> Result<(Listing, Option<Revision>), ClusterError> {
+        let listing = self.store.list("", None)?;
+        let serial = serial_in(&listing.entries);
+        Ok((listing, serial))
+    }
+
+    /// All that is declared.
+    ///
+    /// # Errors
+    /// etcd does not answer, or what it has makes no sense.
+    pub fn state(&self) -> Result<State, ClusterError> {
+        state_of(self.listing()?.0)
+    }
+
+    /// Does a command for all hosts, or says what it would come to. What objects were, or are then, and the revision.
+    ///
+    /// # Errors
+    /// `Refused`; or etcd did not do it.
+    pub fn change(&mut self, command: &Command, dry_run: bool) -> Result<(Revision, Vec<Outcome>), ClusterError> {
+        check(command)?;
+        for _ in 0..ATTEMPT_COUNT {
+            let (listing, serial) = self.listing()?;
+            let revision = listing.revision;
+            let state = state_of(listing)?;
+            let plan = state.plan(command)?;
+            self.check_networks(&state, &plan.results)?;
+            if dry_run || plan.writes.is_empty() {
+                return Ok((revision, plan.results));
+            }
+            let mut transaction = state.transaction(&plan);
+            // Objects name each other: what is checked is all of what is there.
+            transaction.compares.push(Compare { key: SERIAL.into(), modified: serial });
+            transaction.writes.push(serial_write());
+            let committed = self.store.commit(&transaction).map_err(|error| match error {
+                StoreError::TooLarge(why) => ClusterError::from(Refusal::new(
+                    Reason::Exhausted,
+                    format!("{why}: declare fewer objects at once, about 100 as etcd is by default"),
+                )),
+                other => other.into(),
+            })?;
+            let Committed::Done(revision) = committed else { continue };
+            let mut results = plan.results;
+            for outcome in &mut results {
+                if matches!(outcome.what, Change::Created | Change::Configured) {
+                    outcome.object.metadata_mut().resource_version = Some(revision.0);
+                }
+            }
+            return Ok((revision, results));
+        }
+        Err(Refusal::new(Reason::Conflict, "others change what is declared all the time; try again").into())
+    }
+
+    /// A network's addresses are others' while hosts have blocks of it. And hosts tell each other's addresses apart
+    /// by nothing else, so that no two networks of a cluster have the same ones, nor any of a host's own network.
+    fn check_networks(&self, state: &State, results: &[Outcome]) -> Result<(), ClusterError> {
+        for outcome in results.iter().filter(|outcome| outcome.kind == ObjectKind::Network) {
+            let AnyObject::Network(new) = &outcome.object else { continue };
+            let is_same = state.network(&outcome.name).is_some_and(|old| old.object.spec.cidrs == new.spec.cidrs);
+            if outcome.what == Change::Deleted || is_same {
+                continue;
+            }
+            let refused = |text: String| {
+                let refusal = Refusal::new(Reason::Conflict, text).about(ObjectKind::Network, &outcome.name);
+                Err(ClusterError::from(refusal))
+            };
+            let cidrs: Vec<Cidr> = new.spec.cidrs.iter().filter_map(|text| text.parse().ok()).collect();
+            let of = |outcome: &Outcome| match &outcome.object {
+                AnyObject::Network(network) if outcome.what != Change::Deleted => network.spec.cidrs.clone(),
+                _ => Vec::new(),
+            };
+            let together = results.iter().map(|outcome| (outcome.name.clone(), of(outcome)));
+            let before = state.networks().map(|network| (network.name().to_owned(), network.object.spec.cidrs.clone()));
+            let mut others = before.chain(together).filter(|(name, _)| *name != outcome.name);
+            let overlaps =
+                |text: &String| text.parse::<Cidr>().is_ok_and(|other| cidrs.iter().any(|cidr| cidr.overlaps(other)));
+            if let Some((other, _)) = others.find(|(_, texts)| texts.iter().any(overlaps)) {
+                return refused(format!(
+                    "the network {other} has addresses of it: a cluster's networks have their own, whosever they are"
+                ));
+            }
+            let view = self.view()?;
+            if let Some((host, (_, record))) =
+                view.hosts().iter().find(|(_, (_, record))| overlaps(&record.default_range))
+            {
+                return refused(format!(
+                    "the host {host} has addresses of it in its network default: {}",
+                    record.default_range
+                ));
+            }
+            let store = self.file.store(&self.file.keys().blocks())?;
+            let blocks = store.list(&format!("{}/", outcome.name), None)?.entries;
+            let hosts: Vec<&str> = blocks.iter().filter_map(|entry| Some(entry.key.split_once('/')?.1)).collect();
+            if !hosts.is_empty() {
+                let text = format!(
+                    "hosts have blocks of a network of this name, which stay theirs until they have followed its \
+                     deletion: {}; keep its cidrs, choose another name, or see freeflow cluster status",
+                    hosts.join(", ")
+                );
+                return Err(Refusal::new(Reason::InUse, text).about(ObjectKind::Network, &outcome.name).into());
+            }
+        }
+        Ok(())
+    }
+
+    /// The cluster as it is now.
+    ///
+    /// # Errors
+    /// etcd does not answer.
+    pub fn view(&self) -> Result<View, ClusterError> {
+        let follow = Follow::start(&self.file)?;
+        let mut view = View::new(&self.file.root);
+        match follow.next(VIEW_TIME) {
+            Some(News::Behind(error)) => Err(StoreError::Broken(error.to_string()).into()),
+            Some(news) => {
+                view.take(news);
+                Ok(view)
+            }
+            None => Err(StoreError::Broken("etcd does not answer".into()).into()),
+        }
+    }
+
+    /// Forgets a host that is gone for good: others neither know it nor its addresses any more. How many blocks are
+    /// free again.
+    ///
+    /// # Errors
+    /// `Refused`: no such host. etcd did not do it.
+    pub fn remove_host(&mut self, name: &str) -> Result<usize, ClusterError> {
+        let mut store = self.file.store(&self.file.keys().host(name))?;
+        let present: Vec<String> = store.list("", None)?.entries.into_iter().map(|entry| entry.key).collect();
+        let delete = |key: &str| Write { key: key.into(), value: None, lease: None };
+        let writes: Vec<Write> =
+            [RECORD, FOLLOWED].into_iter().filter(|key| present.iter().any(|there| there == key)).map(delete).collect();
+        if !writes.is_empty() {
+            store.commit(&Transaction { compares: Vec::new(), writes })?;
+        }
+        let blocks = Controller::release(&self.file, name)?;
+        if present.is_empty() && blocks == 0 {
+            return Err(Refusal::new(Reason::NotFound, format!("no host {name} is in the cluster")).into());
+        }
+        Ok(blocks)
+    }
+}
+
+fn identity_in(file: &ClusterFile, store: &EtcdStore) -> Result<Identity, ClusterError> {
+    let absent = || ClusterError::Absent(file.root.clone());
+    let entry = store.get(IDENTITY, None)?.ok_or_else(absent)?;
+    let damaged = |error| ClusterError::Damaged(format!("the cluster's identity: {error}"));
+    let identity: Identity = serde_json::from_slice(&entry.value).map_err(damaged)?;
+    identity.check()?;
+    Ok(identity)
+}
+
+/// Which commands are a cluster's.
+fn check(command: &Command) -> Result<(), Refusal> {
+    let kinds = || CLUSTER_KINDS.map(|kind| kind.name()).join(", ");
+    let not_clusters = |kind: ObjectKind, name: &str| {
+        let text = match kind {
+            ObjectKind::Network => format!("the network {DEFAULT_NETWORK} is each host's own"),
+            _ => format!("a {kind} is its host's; for all hosts there are {}", kinds()),
+        };
+        Refusal::new(Reason::Forbidden, text).about(kind, name)
+    };
+    match command {
+        Command::Apply { objects } => {
+            for object in objects {
+                let (kind, name) = (object.kind(), object.name());
+                if !is_clusters(kind, name) {
+                    return Err(not_clusters(kind, name));
+                }
+                if let AnyObject::Network(network) = object
+                    && network.spec.range.is_some()
+                {
+                    let text = "spec.range: each host of a cluster gets a block of its own; leave it out";
+                    return Err(Refusal::new(Reason::Invalid, text).about(kind, name));
+                }
+            }
+            Ok(())
+        }
+        Command::Delete { kind, name, .. } if !is_clusters(*kind, name) => Err(not_clusters(*kind, name)),
+        Command::Delete { .. } => Ok(()),
+        _ => Err(Refusal::new(Reason::Forbidden, "that is a host's own business")),
+    }
+}

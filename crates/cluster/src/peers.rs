@@ -1,0 +1,143 @@
+//! The other hosts, as a host's peers file has them.
+//!
+//! A host writes its own record as it likes, so a record is believed only where it takes nothing that another says of
+//! itself for longer: an address, or a key. A range of `default` is believed where it has no addresses of a network
+//! that is declared, nor of the range of such a host. And no two ranges overlap, whoever gave them: a router refuses
+//! the whole file otherwise.
+use crate::records::{HostRecord, Problem};
+use crate::view::View;
+use freeflow_orchestrator::{Cidr, NetworkEntry, Pool, State};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+/// Hosts and prefixes that a router takes.
+const PEER_COUNT_MAX: usize = 256;
+const PREFIX_COUNT_MAX: usize = 64;
+
+/// Another host, with the field names of the peers file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Peer {
+    /// Its name.
+    pub host: String,
+    /// Its address.
+    pub address: IpAddr,
+    /// Of the control channel.
+    pub control_port: u16,
+    /// 64 hexadecimal digits.
+    pub public_key: String,
+    /// Addresses that it is believed to have.
+    pub prefixes: Vec<String>,
+}
+
+/// All of them, and who is none, though it says so.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PeersOf {
+    /// In order of name.
+    pub peers: Vec<Peer>,
+    /// Why some are left out.
+    pub problems: Vec<Problem>,
+}
+
+impl PeersOf {
+    /// Those of a host.
+    pub fn host(own: &str, view: &View, declared: &State) -> Self {
+        let mut by_age: Vec<_> = view.hosts().iter().collect();
+        by_age.sort_by_key(|(name, (since, _))| (*since, *name));
+        let family = view.hosts().get(own).map(|(_, record)| record.address.is_ipv4());
+        let (mut all, mut believed) = (Self::default(), Vec::<(&String, &HostRecord)>::new());
+        for (name, (_, record)) in by_age {
+            let is_of_family = family.is_none_or(|is_ipv4| is_ipv4 == record.address.is_ipv4());
+            let why = match taken(record, &believed) {
+                Some(why) => why,
+                None if !is_of_family => "its address is of another kind of IP".into(),
+                None if believed.len() > PEER_COUNT_MAX => format!("there are more than {PEER_COUNT_MAX} hosts"),
+                None => {
+                    believed.push((name, record));
+                    continue;
+                }
+            };
+            all.problems.push(Problem::about("Host", name, format!("{why}: it is left out")));
+        }
+        let mut taken = Vec::new();
+        let mut prefixes = BTreeMap::<&str, Vec<Cidr>>::new();
+        for (name, cidr, what) in ranges(&believed, view, declared) {
+            if let Some(why) = why_not(cidr, &taken, &what, declared) {
+                all.problems.push(Problem::about("Host", name, format!("{why}: its addresses are not reached")));
+                continue;
+            }
+            taken.push(cidr);
+            let of_host = prefixes.entry(name).or_default();
+            match of_host.len() < PREFIX_COUNT_MAX {
+                true => of_host.push(cidr),
+                false => {
+                    let why = format!("more than {PREFIX_COUNT_MAX} ranges of addresses; {what} is not reached");
+                    all.problems.push(Problem::about("Host", name, why));
+                }
+            }
+        }
+        for (name, record) in believed.into_iter().filter(|(name, _)| *name != own) {
+            // A router takes no host without addresses.
+            let Some(of_host) = prefixes.get(name.as_str()) else { continue };
+            let mut prefixes: Vec<String> = of_host.iter().map(text).collect();
+            prefixes.sort_unstable();
+            let HostRecord { address, control_port, .. } = *record;
+            let public_key = record.public_key.clone();
+            all.peers.push(Peer { host: name.clone(), address, control_port, public_key, prefixes });
+        }
+        all.peers.sort_by(|one, other| one.host.cmp(&other.host));
+        all
+    }
+}
+
+/// Why a record takes what is another's.
+fn taken(record: &HostRecord, believed: &[(&String, &HostRecord)]) -> Option<String> {
+    believed.iter().find_map(|(name, other)| {
+        let has_address = other.address == record.address;
+        let has_key = other.public_key == record.public_key;
+        (has_address || has_key).then(|| format!("{name} has its {}", if has_address { "address" } else { "key" }))
+    })
+}
+
+fn text(cidr: &Cidr) -> String {
+    let (first, last) = cidr.bounds();
+    let length = match (first, last) {
+        (IpAddr::V4(first), IpAddr::V4(last)) => (u32::from(first) ^ u32::from(last)).leading_zeros(),
+        (IpAddr::V6(first), IpAddr::V6(last)) => (u128::from(first) ^ u128::from(last)).leading_zeros(),
+        _ => 0,
+    };
+    format!("{first}/{length}")
+}
+
+/// All ranges of hosts, those that controllers have given first; with what each is.
+fn ranges<'a>(believed: &[(&'a String, &HostRecord)], view: &View, declared: &State) -> Vec<(&'a str, Cidr, String)> {
+    let mut ranges = Vec::new();
+    for network in declared.networks() {
+        for (name, _) in believed {
+            let block = view.block(network.name(), name).filter(|block| network.pool.encloses(*block));
+            let Some(block) = block else { continue };
+            let mut network = network.clone();
+            network.range = Some(block);
+            let what = format!("its block of the network {}", network.name());
+            ranges.push((name.as_str(), Cidr::from(block), what.clone()));
+            ranges.extend(network.assigned6().map(|part| (name.as_str(), Cidr::from(part), what)));
+        }
+    }
+    let own = |(name, record): &(&'a String, &HostRecord)| {
+        let range: Pool = record.default_range.parse().ok()?;
+        Some((name.as_str(), Cidr::from(range), OWN_RANGE.to_owned()))
+    };
+    ranges.extend(believed.iter().filter_map(own));
+    ranges
+}
+
+const OWN_RANGE: &str = "its range of the network default";
+
+fn why_not(cidr: Cidr, taken: &[Cidr], what: &str, declared: &State) -> Option<String> {
+    if taken.iter().any(|other| other.overlaps(cidr)) {
+        return Some(format!("{what}, {}, overlaps another host's", text(&cidr)));
+    }
+    let has = |network: &&NetworkEntry| Cidr::from(network.pool).overlaps(cidr);
+    let network = declared.networks().find(has).filter(|_| what == OWN_RANGE)?;
+    Some(format!("{what}, {}, has addresses of the network {}", text(&cidr), network.name()))
+}

@@ -1,0 +1,145 @@
+//! Values of the cluster's own keys: JSON. Unknown fields are a newer version's, and ignored.
+use crate::ClusterError;
+use freeflow_orchestrator::{Pool, name_is_good};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+/// Of a host's problems that are kept.
+const PROBLEM_COUNT_MAX: usize = 64;
+const PROBLEM_CHARS_MAX: usize = 400;
+/// Networks of a host.
+const RANGE_COUNT_MAX: usize = 4096;
+/// Longest name of a host in a peers file.
+const HOST_NAME_BYTES_MAX: usize = 64;
+
+/// Of the layout of keys.
+pub(crate) const VERSION: u32 = 1;
+
+/// Which cluster it is. A host that has followed one follows no other, and none where this is missing: an etcd that
+/// is empty, or another's, takes nothing away.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    /// Drawn when it was made.
+    pub id: String,
+    /// Of the layout of keys.
+    pub version: u32,
+    /// How often an operator has said that etcd was restored from a backup: only then may revisions go back.
+    #[serde(default)]
+    pub restored: u32,
+}
+
+/// A host, as it says itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostRecord {
+    /// Of packets between hosts, and of the control channel.
+    pub address: IpAddr,
+    /// Of the control channel.
+    pub control_port: u16,
+    /// 64 hexadecimal digits.
+    pub public_key: String,
+    /// Of the network `default`, which each host has for itself.
+    pub default_range: String,
+}
+
+/// How far a host has followed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Followed {
+    /// All up to this revision of etcd's is in force there, but for the problems.
+    pub revision: u64,
+    /// The range that it gives out of each network that it has.
+    #[serde(default)]
+    pub ranges: BTreeMap<String, String>,
+    /// Release of FreeFlow.
+    #[serde(default)]
+    pub release: String,
+    /// Seconds of Unix time, by the host's clock.
+    pub at_s: u64,
+    /// The rest.
+    pub problems: Vec<Problem>,
+}
+
+/// Something that a host can't follow.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Problem {
+    /// Kind of the object, if it is about one.
+    pub kind: Option<String>,
+    /// Its name.
+    pub name: Option<String>,
+    /// A sentence for people.
+    pub message: String,
+}
+
+impl Identity {
+    /// Whether this release knows the cluster's keys.
+    pub(crate) fn check(&self) -> Result<(), ClusterError> {
+        if self.version == VERSION {
+            return Ok(());
+        }
+        let text = "the cluster's keys are of a release that this one does not know; install that here";
+        Err(ClusterError::Damaged(text.into()))
+    }
+}
+
+impl Problem {
+    /// One that is about no object.
+    pub fn new(message: impl Into<String>) -> Self {
+        Self { kind: None, name: None, message: message.into() }
+    }
+
+    /// One of an object's.
+    pub fn about(kind: &str, name: &str, message: impl Into<String>) -> Self {
+        Self { kind: Some(kind.into()), name: Some(name.into()), message: message.into() }
+    }
+}
+
+impl std::fmt::Display for Problem {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match (&self.kind, &self.name) {
+            (Some(kind), Some(name)) => write!(f, "{kind} {name}: {}", self.message),
+            _ => f.write_str(&self.message),
+        }
+    }
+}
+
+impl HostRecord {
+    /// A host writes what it likes; this is what a router takes in its peers file, to the letter.
+    pub(crate) fn is_sound(&self) -> bool {
+        let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+        let is_key = self.public_key.len() == 64 && self.public_key.bytes().all(is_digit);
+        let is_range = self.default_range.parse::<Pool>().is_ok_and(|range| range.to_string() == self.default_range);
+        let address = self.address;
+        let is_nobodys = match address {
+            IpAddr::V4(address) => address.is_broadcast() || address.is_link_local(),
+            IpAddr::V6(address) => address.is_unicast_link_local(),
+        };
+        let is_somebodys = !(is_nobodys || address.is_unspecified() || address.is_multicast() || address.is_loopback());
+        is_key && is_range && is_somebodys && address.to_canonical() == address && self.control_port > 0
+    }
+}
+
+/// Whether a host can have this name, as routers take them, too.
+pub fn is_host_name(name: &str) -> bool {
+    name_is_good(name) && name.len() <= HOST_NAME_BYTES_MAX
+}
+
+impl Followed {
+    /// A host says what it likes; this much is kept, and harms no terminal.
+    pub(crate) fn bounded(mut self) -> Self {
+        self.problems.truncate(PROBLEM_COUNT_MAX);
+        let bounded = |text: &str| -> String {
+            let harmless = |letter: char| if letter.is_control() { '?' } else { letter };
+            text.chars().take(PROBLEM_CHARS_MAX).map(harmless).collect()
+        };
+        for problem in &mut self.problems {
+            problem.message = bounded(&problem.message);
+            problem.kind = problem.kind.as_deref().map(bounded);
+            problem.name = problem.name.as_deref().map(bounded);
+        }
+        self.release = bounded(&self.release);
+        while self.ranges.len() > RANGE_COUNT_MAX {
+            self.ranges.pop_last();
+        }
+        self
+    }
+}

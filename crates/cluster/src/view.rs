@@ -1,0 +1,169 @@
+//! The cluster as its news have it.
+use crate::ClusterError;
+use crate::keys::{Keys, Place};
+use crate::records::{Followed, HostRecord, Identity, is_host_name};
+use freeflow_etcd::News;
+use freeflow_orchestrator::store::{Entry, Listing};
+use freeflow_orchestrator::{KEY_PREFIX, Pool, Revision, State};
+use serde::de::DeserializeOwned;
+use std::collections::BTreeMap;
+
+/// All keys of a cluster at one revision, and what they say.
+pub struct View {
+    keys: Keys,
+    revision: Revision,
+    identity: Option<Identity>,
+    /// When what is declared was last changed.
+    declared_at: Revision,
+    /// By their keys in the store of declared objects.
+    declared: BTreeMap<String, Entry>,
+    /// With the revision at which each record was last written.
+    hosts: BTreeMap<String, (Revision, HostRecord)>,
+    followed: BTreeMap<String, Followed>,
+    /// By network and host.
+    blocks: BTreeMap<(String, String), Pool>,
+}
+
+/// A value that is none is as one that is not there: whose it is can be blamed for it, others can't.
+fn value<T: DeserializeOwned>(entry: Option<&Entry>) -> Option<T> {
+    serde_json::from_slice(&entry?.value).ok()
+}
+
+fn put<K: Ord, V>(map: &mut BTreeMap<K, V>, key: K, value: Option<V>) -> bool
+where
+    V: PartialEq,
+{
+    match value {
+        Some(value) if map.get(&key) == Some(&value) => false,
+        Some(value) => map.insert(key, value).is_none_or(|_| true),
+        None => map.remove(&key).is_some(),
+    }
+}
+
+/// All that is declared, from the store of it.
+pub(crate) fn state_of(mut listing: Listing) -> Result<State, ClusterError> {
+    listing.entries.retain(|entry| entry.key.starts_with(KEY_PREFIX));
+    State::of(&listing).map_err(ClusterError::Damaged)
+}
+
+impl View {
+    /// Of nothing yet.
+    pub fn new(root: &str) -> Self {
+        Self {
+            keys: Keys::new(root),
+            revision: Revision(0),
+            identity: None,
+            declared_at: Revision(0),
+            declared: BTreeMap::new(),
+            hosts: BTreeMap::new(),
+            followed: BTreeMap::new(),
+            blocks: BTreeMap::new(),
+        }
+    }
+
+    /// Takes news in. Whether a host has anything to do for them: how far others have followed does not concern it.
+    pub fn take(&mut self, news: News) -> bool {
+        match news {
+            News::Listed(revision, entries) => {
+                *self = Self::new(self.keys.root());
+                self.revision = revision;
+                for entry in entries {
+                    self.change(&entry.key.clone(), Some(entry));
+                }
+                true
+            }
+            News::Changed(revision, changes) => {
+                self.revision = revision;
+                changes.into_iter().fold(false, |any, (key, entry)| self.change(&key, entry) || any)
+            }
+            News::Unchanged(revision) => {
+                self.revision = revision;
+                false
+            }
+            News::Behind(_) => false,
+        }
+    }
+
+    fn change(&mut self, key: &str, entry: Option<Entry>) -> bool {
+        match self.keys.place(key) {
+            None => false,
+            Some(Place::Identity) => {
+                let identity = value(entry.as_ref());
+                std::mem::replace(&mut self.identity, identity.clone()) != identity
+            }
+            Some(Place::Declared(at)) => {
+                let entry = entry.map(|entry| Entry { key: at.to_owned(), ..entry });
+                put(&mut self.declared, at.to_owned(), entry)
+            }
+            Some(Place::DeclaredSerial) => {
+                self.declared_at = entry.map(|entry| entry.modified).unwrap_or_default();
+                true
+            }
+            Some(Place::Record(host)) => {
+                let record =
+                    value(entry.as_ref()).filter(|record: &HostRecord| is_host_name(host) && record.is_sound());
+                let since = entry.map(|entry| entry.modified).unwrap_or_default();
+                put(&mut self.hosts, host.to_owned(), record.map(|record| (since, record)))
+            }
+            Some(Place::Followed(host)) => {
+                put(&mut self.followed, host.to_owned(), value(entry.as_ref()).map(Followed::bounded));
+                false
+            }
+            Some(Place::Block { network, host }) => {
+                let text = entry.as_ref().and_then(|entry| std::str::from_utf8(&entry.value).ok());
+                let block = text.and_then(|text| text.parse().ok());
+                put(&mut self.blocks, (network.to_owned(), host.to_owned()), block)
+            }
+        }
+    }
+
+    /// Of etcd's, up to which all is here.
+    pub fn revision(&self) -> Revision {
+        self.revision
+    }
+
+    /// When what is declared was last changed.
+    pub fn declared_revision(&self) -> Revision {
+        self.declared_at
+    }
+
+    /// Which cluster it is.
+    ///
+    /// # Errors
+    /// `Absent`: none. `Damaged`: one of a newer release.
+    pub fn identity(&self) -> Result<&Identity, ClusterError> {
+        let absent = || ClusterError::Absent(self.keys.root().into());
+        let identity = self.identity.as_ref().ok_or_else(absent)?;
+        identity.check()?;
+        Ok(identity)
+    }
+
+    /// All that is declared for all hosts.
+    ///
+    /// # Errors
+    /// `Damaged`: an entry makes no sense, or what it names is not there.
+    pub fn declared(&self) -> Result<State, ClusterError> {
+        let listing = Listing { revision: self.revision, entries: self.declared.values().cloned().collect() };
+        state_of(listing)
+    }
+
+    /// Hosts by name, as each says of itself, and since which revision it says so.
+    pub fn hosts(&self) -> &BTreeMap<String, (Revision, HostRecord)> {
+        &self.hosts
+    }
+
+    /// How far each has followed.
+    pub fn followed(&self) -> &BTreeMap<String, Followed> {
+        &self.followed
+    }
+
+    /// By network and host.
+    pub fn blocks(&self) -> &BTreeMap<(String, String), Pool> {
+        &self.blocks
+    }
+
+    /// The part of a network that a host gives out.
+    pub fn block(&self, network: &str, host: &str) -> Option<Pool> {
+        self.blocks.get(&(network.to_owned(), host.to_owned())).copied()
+    }
+}

@@ -1,0 +1,131 @@
+//! A beginning for tests: a view of keys that etcd could have, and a host that is a state.
+use freeflow_cluster::mirror::Target;
+use freeflow_cluster::{HostRecord, Identity, News, View};
+use freeflow_orchestrator::objects::{AnyObject, ObjectKind, parse_object};
+use freeflow_orchestrator::store::Entry;
+use freeflow_orchestrator::{Command, Revision, State};
+use serde_json::{Value, json};
+
+pub const ROOT: &str = "/freeflow";
+
+pub fn object(kind: &str, name: &str, spec: Value) -> AnyObject {
+    let value = json!({"apiVersion": "freeflow.io/v1", "kind": kind, "metadata": {"name": name}, "spec": spec});
+    parse_object(&value).unwrap_or_else(|error| panic!("{error}"))
+}
+
+pub fn network(name: &str, cidr: &str) -> AnyObject {
+    object("Network", name, json!({"tenant": name, "cidrs": [cidr]}))
+}
+
+pub fn apply(objects: Vec<AnyObject>) -> Command {
+    Command::Apply { objects }
+}
+
+pub fn delete(kind: ObjectKind, name: &str) -> Command {
+    Command::Delete { kind, name: name.into(), version: None }
+}
+
+/// Does a command, as one host's router does.
+pub fn run(state: &mut State, command: &Command) -> Result<(), String> {
+    let plan = state.plan(command).map_err(|refusal| refusal.to_string())?;
+    let revision = Revision(state.revision().0 + 1);
+    state.adopt(&plan, revision);
+    Ok(())
+}
+
+pub fn record(number: u8) -> HostRecord {
+    HostRecord {
+        address: [192, 0, 2, number].into(),
+        control_port: 4790,
+        public_key: format!("{number:02x}").repeat(32),
+        default_range: format!("10.111.{number}.0/24"),
+    }
+}
+
+/// Keys of a cluster.
+#[derive(Default)]
+pub struct Given(Vec<Entry>);
+
+impl Given {
+    pub fn new() -> Self {
+        let identity = Identity { id: "c".into(), version: 1, restored: 0 };
+        Self::default().key("cluster/data/identity", &serde_json::to_vec(&identity).expect("encodable"))
+    }
+
+    pub fn key(mut self, key: &str, value: &[u8]) -> Self {
+        let revision = Revision(self.0.len() as u64 + 1);
+        let key = format!("{ROOT}/{key}");
+        self.0.push(Entry { key, value: value.to_vec(), created: revision, modified: revision, lease: None });
+        self
+    }
+
+    pub fn declared(self, objects: Vec<AnyObject>) -> Self {
+        let plan = State::new().plan(&apply(objects)).unwrap_or_else(|refusal| panic!("{refusal}"));
+        let put = |given: Self, (key, value): &(String, Option<Vec<u8>>)| {
+            given.key(&format!("declared/data/{key}"), value.as_deref().expect("all are new"))
+        };
+        plan.writes.iter().fold(self, put)
+    }
+
+    pub fn host(self, name: &str, record: &HostRecord) -> Self {
+        self.key(&format!("hosts/{name}/data/record"), &serde_json::to_vec(record).expect("encodable"))
+    }
+
+    /// With the keys of another, written later.
+    pub fn and(mut self, later: Self) -> Self {
+        for entry in later.0 {
+            let revision = Revision(self.0.len() as u64 + 1);
+            self.0.push(Entry { created: revision, modified: revision, ..entry });
+        }
+        self
+    }
+
+    pub fn block(self, network: &str, host: &str, cidr: &str) -> Self {
+        self.key(&format!("blocks/data/{network}/{host}"), cidr.as_bytes())
+    }
+
+    pub fn view(self) -> View {
+        let mut view = View::new(ROOT);
+        assert!(view.take(News::Listed(Revision(100), self.0)));
+        view
+    }
+}
+
+/// A host: the state of its router.
+pub struct Host(pub State);
+
+impl Host {
+    /// With the network `default`, as a router begins.
+    pub fn new() -> Self {
+        let mut state = State::new();
+        let pool = "10.111.0.0/16".parse().expect("a range");
+        run(&mut state, &Command::Begin { host: "h1".into(), pool, range: None, bridge: "ff0".into() }).expect("done");
+        Self(state)
+    }
+
+    pub fn attach(&mut self, id: &str, network: &str) -> Result<String, String> {
+        let (id, network) = (id.to_owned(), network.to_owned());
+        let labels = Default::default();
+        run(&mut self.0, &Command::Attach { id: id.clone(), title: id.clone(), network, address: None, labels })?;
+        Ok(self.0.vnic(&id).expect("it is there").address.to_string())
+    }
+
+    pub fn names(&self) -> Vec<String> {
+        let of = |kind: &ObjectKind| self.0.objects(*kind).map(|object| format!("{} {}", object.kind(), object.name()));
+        freeflow_orchestrator::CLUSTER_KINDS.iter().flat_map(|kind| of(kind).collect::<Vec<_>>()).collect()
+    }
+}
+
+impl Target for Host {
+    fn present(&mut self, kind: ObjectKind) -> Result<Vec<AnyObject>, String> {
+        Ok(self.0.objects(kind).collect())
+    }
+
+    fn apply(&mut self, objects: &[AnyObject]) -> Result<(), String> {
+        run(&mut self.0, &apply(objects.to_vec()))
+    }
+
+    fn delete(&mut self, kind: ObjectKind, name: &str) -> Result<(), String> {
+        run(&mut self.0, &delete(kind, name))
+    }
+}

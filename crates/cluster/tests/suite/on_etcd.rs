@@ -1,0 +1,304 @@
+//! Operators, controllers and hosts on a real etcd.
+use crate::common::{Cluster, until};
+use crate::given::{apply, delete, network, object, record};
+use freeflow_cluster::{ClusterError, ClusterFile, Controller, Follow, Followed, Operator, Report, View};
+use freeflow_orchestrator::objects::ObjectKind;
+use freeflow_orchestrator::{Change, Pool, Reason};
+use serde_json::json;
+use std::collections::BTreeSet;
+use std::fs;
+use std::time::Duration;
+
+const USERS: [&str; 4] = ["root", "operator", "h1", "h2"];
+
+/// A cluster file, of a user where etcd knows users.
+fn file(etcd: &Cluster, user: Option<&str>) -> ClusterFile {
+    let mut fields = json!({"etcd": (0..etcd.count()).map(|number| etcd.url(number)).collect::<Vec<_>>()});
+    if let Some(user) = user {
+        fields["cacert"] = "ca.pem".into();
+        fields["cert"] = format!("{user}.pem").into();
+        fields["key"] = format!("{user}.key").into();
+    }
+    let path = etcd.directory().join(format!("{}.json", user.unwrap_or("all")));
+    fs::write(&path, fields.to_string()).expect("written");
+    ClusterFile::read(&path).expect("a file")
+}
+
+fn init(file: &ClusterFile) -> Operator {
+    until("etcd answers", || Operator::init(file, "id").map_err(|error| error.to_string()));
+    Operator::open(file).expect("a cluster")
+}
+
+fn refusal(result: Result<impl Sized, ClusterError>) -> Reason {
+    match result.map(drop).expect_err("it is refused") {
+        ClusterError::Refused(refusal) => refusal.reason,
+        other => panic!("{other}"),
+    }
+}
+
+/// A host says that it is there, and how far it has come.
+fn say(file: &ClusterFile, name: &str, number: u8, revision: u64, ranges: &[(&str, &str)]) {
+    let mut report = Report::start(file, name).expect("a thread");
+    let operator = Operator::open(file).expect("a cluster");
+    let before = operator.view().expect("read").hosts().get(name).map(|(revision, _)| *revision);
+    let ranges = ranges.iter().map(|(network, range)| (network.to_string(), range.to_string())).collect();
+    report.say(Some((record(number), before)), Followed { revision, ranges, ..Followed::default() });
+    until("it is said", || {
+        let view = operator.view().map_err(|error| error.to_string())?;
+        let there = view.followed().get(name).is_some_and(|followed| followed.revision >= revision);
+        if there && view.hosts().contains_key(name) { Ok(()) } else { Err(format!("{:?}", report.error())) }
+    });
+}
+
+fn blocks(view: &View, network: &str) -> Vec<Pool> {
+    view.blocks().iter().filter(|((of, _), _)| of == network).map(|(_, block)| *block).collect()
+}
+
+#[test]
+fn what_is_declared_is_declared_once() {
+    let etcd = Cluster::start(1, &[]);
+    let file = file(&etcd, None);
+    until("etcd answers", || match Operator::open(&file) {
+        Err(ClusterError::Absent(root)) if root == "/freeflow" => Ok(()),
+        other => Err(format!("{:?}", other.err())),
+    });
+    let mut operator = init(&file);
+    assert!(!Operator::init(&file, "other").expect("it is there").1);
+    let (revision, outcomes) = operator.change(&apply(vec![network("red", "10.50.0.0/24")]), false).expect("done");
+    assert_eq!(outcomes[0].what, Change::Created);
+    assert_eq!(outcomes[0].object.metadata().resource_version, Some(revision.0));
+    let (_, again) = operator.change(&apply(vec![network("red", "10.50.0.0/24")]), false).expect("done");
+    assert_eq!(again[0].what, Change::Unchanged);
+    let (_, tried) = operator.change(&apply(vec![network("blue", "10.51.0.0/24")]), true).expect("tried");
+    assert_eq!((tried[0].what, operator.state().expect("read").networks().count()), (Change::Created, 1));
+    for (command, reason) in [
+        (apply(vec![network("default", "10.52.0.0/24")]), Reason::Forbidden),
+        (apply(vec![object("Vnic", "v", json!({"network": "red"}))]), Reason::Forbidden),
+        (apply(vec![object("Host", "h", json!({}))]), Reason::Forbidden),
+        (
+            apply(vec![object("Network", "x", json!({"cidrs": ["10.53.0.0/24"], "range": "10.53.0.0/28"}))]),
+            Reason::Invalid,
+        ),
+        (delete(ObjectKind::Vnic, "v"), Reason::Forbidden),
+        (delete(ObjectKind::Group, "none"), Reason::NotFound),
+    ] {
+        assert_eq!(refusal(operator.change(&command, false)), reason, "{command:?}");
+    }
+    operator.change(&delete(ObjectKind::Network, "red"), false).expect("done");
+    assert_eq!(operator.state().expect("read").networks().count(), 0);
+}
+
+/// One deletes what another names at the same time: one of them is refused, and nothing names what is not there.
+#[test]
+fn operators_do_not_undo_what_others_rely_on() {
+    let etcd = Cluster::start(1, &[]);
+    let file = file(&etcd, None);
+    let mut operator = init(&file);
+    for round in 0..10 {
+        let class = object("QosClass", "slow", json!({}));
+        operator.change(&apply(vec![class]), false).expect("done");
+        let named = object(
+            "Network",
+            &format!("n{round}"),
+            json!({"cidrs": [format!("10.{round}.0.0/24")], "qosClass": "slow"}),
+        );
+        let other = {
+            let file = file.clone();
+            std::thread::spawn(move || {
+                Operator::open(&file).expect("a cluster").change(&apply(vec![named]), false).is_ok()
+            })
+        };
+        let deleted = operator.change(&delete(ObjectKind::QosClass, "slow"), false).is_ok();
+        let made = other.join().expect("it ended");
+        let state = operator.state().expect("what is declared makes sense");
+        assert!(deleted != made, "round {round}: deleted {deleted}, named {made}");
+        assert_eq!((state.class("slow").is_some(), state.networks().count()), (made, usize::from(made)));
+        if made {
+            operator.change(&delete(ObjectKind::Network, &format!("n{round}")), false).expect("done");
+        }
+    }
+}
+
+#[test]
+fn each_host_has_a_block_until_it_has_followed_the_deletion() {
+    let etcd = Cluster::start(1, &[]);
+    let file = file(&etcd, None);
+    let mut operator = init(&file);
+    operator.change(&apply(vec![network("red", "10.50.0.0/24")]), false).expect("done");
+    say(&file, "h1", 1, 1, &[]);
+    say(&file, "h2", 2, 1, &[]);
+    // Two at once: they take turns.
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let view = operator.view().expect("read");
+                Controller::run(&file, &view).expect("given");
+            });
+        }
+    });
+    let view = operator.view().expect("read");
+    let given: BTreeSet<String> = blocks(&view, "red").iter().map(Pool::to_string).collect();
+    assert_eq!(given, BTreeSet::from(["10.50.0.0/28".into(), "10.50.0.16/28".into()]));
+    let cidrs = apply(vec![network("red", "10.60.0.0/24")]);
+    assert_eq!(refusal(operator.change(&cidrs, false)), Reason::InUse, "its addresses are in use");
+
+    operator.change(&delete(ObjectKind::Network, "red"), false).expect("done");
+    let mut view = operator.view().expect("read");
+    Controller::run(&file, &view).expect("done");
+    assert_eq!(blocks(&operator.view().expect("read"), "red").len(), 2, "nobody has said that it is gone");
+    assert_eq!(refusal(operator.change(&cidrs, false)), Reason::InUse);
+    say(&file, "h1", 1, view.revision().0, &[]);
+    view = operator.view().expect("read");
+    Controller::run(&file, &view).expect("done");
+    view = operator.view().expect("read");
+    assert_eq!((view.block("red", "h1"), view.block("red", "h2").is_some()), (None, true));
+    // The other one is gone for good.
+    assert_eq!(operator.remove_host("h2").expect("forgotten"), 1);
+    assert_eq!(refusal(operator.remove_host("h2")), Reason::NotFound);
+    let view = operator.view().expect("read");
+    assert_eq!((view.hosts().len(), blocks(&view, "red").len()), (1, 0));
+    operator.change(&cidrs, false).expect("the name is free");
+}
+
+/// A controller that was away while a network was deleted, declared anew and deleted again.
+#[test]
+fn an_old_view_takes_no_block_that_is_in_use() {
+    let etcd = Cluster::start(1, &[]);
+    let file = file(&etcd, None);
+    let mut operator = init(&file);
+    let red = apply(vec![network("red", "10.50.0.0/24")]);
+    operator.change(&red, false).expect("done");
+    say(&file, "h1", 1, 1, &[]);
+    Controller::run(&file, &operator.view().expect("read")).expect("given");
+    operator.change(&delete(ObjectKind::Network, "red"), false).expect("done");
+    let deleted = operator.view().expect("read");
+    say(&file, "h1", 1, deleted.revision().0, &[]);
+    let old = operator.view().expect("read");
+    Controller::run(&file, &old).expect("taken back");
+    assert_eq!(blocks(&operator.view().expect("read"), "red").len(), 0);
+    // Anew, and in use.
+    operator.change(&red, false).expect("done");
+    Controller::run(&file, &operator.view().expect("read")).expect("given");
+    let in_use = [("red", "10.50.0.0/28")];
+    say(&file, "h1", 1, operator.view().expect("read").revision().0, &in_use);
+    // By what it saw when it went away.
+    Controller::run(&file, &old).expect("nothing is due");
+    assert_eq!(blocks(&operator.view().expect("read"), "red").len(), 1);
+    // Deleted again, of which the host has not heard; then it has, but has it in use.
+    let heard_of = operator.view().expect("read").revision().0;
+    operator.change(&delete(ObjectKind::Network, "red"), false).expect("done");
+    Controller::run(&file, &operator.view().expect("read")).expect("nothing is due");
+    say(&file, "h1", 1, heard_of, &[]);
+    Controller::run(&file, &operator.view().expect("read")).expect("nothing is due");
+    say(&file, "h1", 1, operator.view().expect("read").revision().0, &in_use);
+    Controller::run(&file, &operator.view().expect("read")).expect("nothing is due");
+    assert_eq!(blocks(&operator.view().expect("read"), "red").len(), 1);
+    say(&file, "h1", 1, operator.view().expect("read").revision().0, &[]);
+    Controller::run(&file, &operator.view().expect("read")).expect("taken back");
+    assert_eq!(blocks(&operator.view().expect("read"), "red").len(), 0);
+}
+
+/// As after a backup was restored: blocks that were given later are there only because hosts say so.
+#[test]
+fn ranges_in_use_are_given_to_nobody_else() {
+    let etcd = Cluster::start(1, &[]);
+    let file = file(&etcd, None);
+    let mut operator = init(&file);
+    operator.change(&apply(vec![network("red", "10.50.0.0/24")]), false).expect("done");
+    say(&file, "a", 1, 1, &[]);
+    say(&file, "b", 2, 1, &[("red", "10.50.0.0/28")]);
+    // More than a block is nobody's.
+    say(&file, "c", 3, 1, &[("red", "10.50.0.0/24")]);
+    Controller::run(&file, &operator.view().expect("read")).expect("given");
+    let view = operator.view().expect("read");
+    let given = ["a", "b", "c"].map(|host| view.block("red", host).expect("a block").to_string());
+    assert_eq!(given, ["10.50.0.16/28", "10.50.0.0/28", "10.50.0.32/28"]);
+    Operator::restored(&file).expect("said");
+    assert_eq!(operator.view().expect("read").identity().expect("there").restored, 1);
+}
+
+#[test]
+fn networks_of_a_cluster_have_addresses_of_their_own() {
+    let etcd = Cluster::start(1, &[]);
+    let file = file(&etcd, None);
+    let mut operator = init(&file);
+    say(&file, "h1", 1, 1, &[]);
+    operator.change(&apply(vec![network("red", "10.50.0.0/24")]), false).expect("done");
+    for objects in [
+        vec![network("blue", "10.50.0.128/25")],
+        vec![network("blue", "10.0.0.0/8")],
+        vec![network("blue", "10.60.0.0/24"), network("green", "10.60.0.0/16")],
+        vec![network("blue", "10.111.0.0/16")],
+    ] {
+        assert_eq!(refusal(operator.change(&apply(objects), false)), Reason::Conflict);
+    }
+    operator
+        .change(&apply(vec![network("blue", "10.60.0.0/24"), network("green", "10.62.0.0/16")]), false)
+        .expect("done");
+}
+
+#[test]
+fn a_network_without_room_is_said() {
+    let etcd = Cluster::start(1, &[]);
+    let file = file(&etcd, None);
+    let mut operator = init(&file);
+    operator.change(&apply(vec![network("tiny", "10.50.0.0/29")]), false).expect("done");
+    say(&file, "h1", 1, 1, &[]);
+    say(&file, "h2", 2, 1, &[]);
+    let full = Controller::run(&file, &operator.view().expect("read")).expect("done");
+    assert_eq!(full, ["tiny"]);
+    assert_eq!(blocks(&operator.view().expect("read"), "tiny").len(), 1);
+}
+
+/// etcd's own rights, by the names in certificates, as docs/CLUSTER.md has them.
+#[test]
+fn a_host_writes_of_itself_alone() {
+    let etcd = Cluster::start(1, &USERS);
+    let root = file(&etcd, Some("root"));
+    init(&root);
+    let mut words: Vec<String> =
+        ["user add root --no-password", "role add root", "user grant-role root root"].map(String::from).into();
+    words.extend(
+        ["role add operator", "role grant-permission operator readwrite --prefix /freeflow/"].map(String::from),
+    );
+    for host in ["h1", "h2"] {
+        words.push(format!("role add {host}"));
+        words.push(format!("role grant-permission {host} read --prefix /freeflow/"));
+        words.push(format!("role grant-permission {host} readwrite --prefix /freeflow/hosts/{host}/"));
+    }
+    for user in ["operator", "h1", "h2"] {
+        words.push(format!("user add {user} --no-password"));
+        words.push(format!("user grant-role {user} {user}"));
+    }
+    words.push("auth enable".into());
+    for line in words {
+        etcd.etcdctl(Some("root"), &line.split(' ').collect::<Vec<_>>());
+    }
+    let own = file(&etcd, Some("h1"));
+    until("operators may declare", || {
+        let mut operator = Operator::open(&file(&etcd, Some("operator"))).map_err(|error| error.to_string())?;
+        operator.change(&apply(vec![network("red", "10.50.0.0/24")]), false).map_err(|error| error.to_string())
+    });
+    say(&own, "h1", 1, 1, &[]);
+    // It reads all, and follows.
+    let follow = Follow::start(&own).expect("a thread");
+    assert!(matches!(follow.next(Duration::from_secs(20)), Some(freeflow_cluster::News::Listed(..))));
+    // But neither declares, nor gives itself addresses, nor speaks for others.
+    let denied = |result: Result<(), ClusterError>| {
+        let error = result.expect_err("it may not").to_string();
+        assert!(error.contains("permission denied"), "{error}");
+    };
+    let mut as_host = Operator::open(&own).expect("it reads");
+    denied(as_host.change(&apply(vec![network("blue", "10.51.0.0/24")]), false).map(drop));
+    denied(as_host.change(&delete(ObjectKind::Network, "red"), false).map(drop));
+    denied(Controller::run(&own, &as_host.view().expect("read")).map(drop));
+    let mut report = Report::start(&own, "h2").expect("a thread");
+    report.say(Some((record(2), None)), Followed::default());
+    until("it is refused", || match report.error() {
+        Some(error) if error.contains("permission denied") => Ok(()),
+        other => Err(format!("{other:?}")),
+    });
+    let view = as_host.view().expect("read");
+    assert_eq!(view.hosts().keys().collect::<Vec<_>>(), ["h1"]);
+    assert_eq!((view.declared().expect("it makes sense").networks().count(), view.blocks().len()), (1, 0));
+}

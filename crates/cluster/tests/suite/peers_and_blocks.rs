@@ -1,0 +1,116 @@
+//! The other hosts, and their addresses.
+use crate::given::{Given, network, object, record};
+use freeflow_cluster::{HostRecord, PeersOf, View};
+use freeflow_router::peering::PeersFile;
+use serde_json::json;
+
+fn peers(view: &View) -> PeersOf {
+    PeersOf::host("h1", view, &view.declared().expect("it makes sense"))
+}
+
+fn given() -> Given {
+    let red = object("Network", "red", json!({"tenant": "red", "cidrs": ["10.50.0.0/24", "fd00:50::/64"]}));
+    Given::new().declared(vec![red]).host("h1", &record(1)).host("h2", &record(2))
+}
+
+#[test]
+fn others_are_believed_to_have_their_blocks() {
+    let view = given().block("red", "h1", "10.50.0.0/28").block("red", "h2", "10.50.0.16/28").view();
+    let PeersOf { peers, problems } = peers(&view);
+    assert_eq!(problems, []);
+    let [peer] = &peers[..] else { panic!("{peers:?}") };
+    assert_eq!((peer.host.as_str(), peer.address.to_string().as_str()), ("h2", "192.0.2.2"));
+    assert_eq!(peer.prefixes, ["10.111.2.0/24", "10.50.0.16/28", "fd00:50::10/124"]);
+}
+
+fn bad(change: impl Fn(&mut HostRecord)) -> HostRecord {
+    let mut record = record(3);
+    change(&mut record);
+    record
+}
+
+/// A host writes its record as it likes, when it joins and later.
+#[test]
+fn a_record_takes_nothing_that_another_has_for_longer() {
+    type Change = fn(&mut HostRecord);
+    let cases: [(&str, Change, &str, &[&str]); 7] = [
+        ("an address", |record| record.address = [192, 0, 2, 2].into(), "address", &["h2"]),
+        ("this host's address", |record| record.address = [192, 0, 2, 1].into(), "address", &["h2"]),
+        ("a key", |record| record.public_key = "02".repeat(32), "key", &["h2"]),
+        ("a range", |record| record.default_range = "10.111.0.0/16".into(), "overlaps", &["h2"]),
+        ("all of them", |record| record.default_range = "10.0.0.0/8".into(), "overlaps", &["h2"]),
+        ("a network's range", |record| record.default_range = "10.50.0.128/25".into(), "network red", &["h2"]),
+        ("another family", |record| record.address = "2001:db8::3".parse().expect("an address"), "kind of IP", &["h2"]),
+    ];
+    for (what, change, word, left) in cases {
+        // Of a name that comes first; and of one that was there first, with another record until now.
+        let joined = given().host("a", &bad(change));
+        let changed = Given::new().host("a", &record(3));
+        let changed = changed.and(given()).host("a", &bad(change));
+        for given in [joined, changed] {
+            let PeersOf { peers, problems } = peers(&given.view());
+            let hosts: Vec<&str> = peers.iter().map(|peer| peer.host.as_str()).collect();
+            assert_eq!(hosts, left, "{what}");
+            assert!(problems.len() == 1 && problems[0].message.contains(word), "{what}: {problems:?}");
+        }
+    }
+}
+
+/// A router refuses the whole file for one line that it does not like.
+#[test]
+fn routers_take_the_file_whatever_hosts_say() {
+    let addresses =
+        ["224.0.0.1", "255.255.255.255", "127.0.0.1", "0.0.0.0", "169.254.1.1", "::1", "ff02::1", "::ffff:1.2.3.4"];
+    let mut records: Vec<HostRecord> =
+        addresses.iter().map(|address| bad(|record| record.address = address.parse().expect("an address"))).collect();
+    for range in ["all", "10.9.0.0/+24", "10.9.0.0/024", "010.9.0.0/24", "10.9.0.1/24", "fd00::/64"] {
+        records.push(bad(|record| record.default_range = range.into()));
+    }
+    for key in ["02", &"0A".repeat(32), &"zz".repeat(32), &"é".repeat(32)] {
+        records.push(bad(|record| record.public_key = key.into()));
+    }
+    records.push(bad(|record| record.control_port = 0));
+    let sound = given().view().hosts().len();
+    for record in &records {
+        assert_eq!(given().host("a", record).view().hosts().len(), sound, "{record:?}");
+    }
+    for name in ["-", "", &"a".repeat(65), "..", "a b", "é"] {
+        assert_eq!(given().host(name, &record(3)).view().hosts().len(), sound, "{name}");
+    }
+    assert_eq!(given().key("hosts/a/data/record", b"{").view().hosts().len(), sound);
+    // And what is left is taken: also where blocks, ranges and networks of tenants overlap.
+    let networks =
+        vec![network("red", "10.50.0.0/16"), network("blue", "10.50.0.0/24"), network("green", "10.111.0.0/16")];
+    let given = Given::new().declared(networks);
+    let given = (1..=4).fold(given, |given, number| given.host(&format!("h{number}"), &record(number)));
+    let given = given.block("red", "h2", "10.50.0.0/24").block("blue", "h3", "10.50.0.16/28").block(
+        "green",
+        "h4",
+        "10.111.2.0/24",
+    );
+    let found = peers(&given.host("h5", &bad(|record| record.default_range = "10.50.0.0/28".into())).view());
+    let file =
+        json!({"host": "h1", "address": "192.0.2.1", "key_file": "host.key", "wire": "plain", "peers": found.peers});
+    let parsed = PeersFile::parse(&file.to_string());
+    let parsed = parsed.unwrap_or_else(|error| panic!("{error}: {file:#}"));
+    assert_eq!(parsed.peers.len(), found.peers.len());
+    assert_eq!(found.peers.iter().map(|peer| peer.host.as_str()).collect::<Vec<_>>(), ["h3", "h4"], "{found:?}");
+}
+
+#[test]
+fn a_block_outside_its_network_is_believed_of_nobody() {
+    let view = given().block("red", "h2", "10.0.0.0/8").block("blue", "h2", "10.50.0.0/28").view();
+    assert_eq!(peers(&view).peers[0].prefixes, ["10.111.2.0/24"]);
+}
+
+#[test]
+fn more_than_a_router_takes_is_left_out_and_said() {
+    let networks = (0..70).map(|number| network(&format!("n{number}"), &format!("10.200.{number}.0/24"))).collect();
+    let given = (0..70)
+        .fold(Given::new().declared(networks).host("h1", &record(1)).host("h2", &record(2)), |given, number| {
+            given.block(&format!("n{number}"), "h2", &format!("10.200.{number}.0/28"))
+        });
+    let PeersOf { peers, problems } = peers(&given.view());
+    assert_eq!(peers[0].prefixes.len(), 64);
+    assert!(problems.len() == 7 && problems[0].message.contains("more than 64 ranges"), "{problems:?}");
+}
