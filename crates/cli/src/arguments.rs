@@ -1,6 +1,6 @@
 //! The command line. Its help texts are a checked-in list: `tests/help.txt`.
 
-use crate::arguments_control::{Apply, Delete, Describe, Diff, Get, Top};
+use crate::arguments_control::{Apply, Cluster, Delete, Describe, Diff, Get, Top};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -116,6 +116,9 @@ pub enum Command {
     /// Show connections to other hosts; create this host's key
     #[command(subcommand)]
     Peers(Peers),
+    /// Make a cluster of hosts that follow one declaration on etcd; show it
+    #[command(subcommand)]
+    Cluster(Cluster),
     /// Check this machine for missing parts, and show how to add them
     Doctor {
         #[command(flatten)]
@@ -161,6 +164,9 @@ pub struct Up {
     /// The other hosts: who they are, where, and their keys
     #[arg(long, value_name = "FILE")]
     pub peers: Option<PathBuf>,
+    /// Follow a cluster: what is declared, and who the other hosts are; off: no more. Needs --address and --range
+    #[arg(long, value_name = "FILE", conflicts_with = "peers")]
+    pub cluster: Option<PathBuf>,
     /// This host's address for other hosts [default: the peers file's]
     #[arg(long, value_name = "IP")]
     pub address: Option<IpAddr>,

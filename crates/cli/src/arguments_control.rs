@@ -1,6 +1,6 @@
-//! The command line of declared control: apply, get, describe, delete, diff, top.
+//! The command line of declared control: apply, get, describe, delete, diff, top, cluster.
 
-use clap::{Args, ValueEnum};
+use clap::{Args, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -36,6 +36,14 @@ pub struct ObjectOutput {
     pub format: Format,
 }
 
+/// Of what is declared: this host's, or all hosts'.
+#[derive(Debug, Args)]
+pub struct OfCluster {
+    /// For all hosts of a cluster, by an operator's file
+    #[arg(long, value_name = "FILE", env = "FREEFLOW_CLUSTER", hide_env_values = true)]
+    pub cluster: Option<PathBuf>,
+}
+
 #[derive(Debug, Args)]
 #[command(after_help = format!("All objects are changed together or none is. The same again changes nothing.\n\n{STATUSES}"))]
 pub struct Apply {
@@ -45,6 +53,8 @@ pub struct Apply {
     /// Check and report, but change nothing
     #[arg(long)]
     pub dry_run: bool,
+    #[command(flatten)]
+    pub of: OfCluster,
     #[command(flatten)]
     pub output: ObjectOutput,
 }
@@ -64,6 +74,8 @@ pub struct Get {
     #[arg(long, short)]
     pub watch: bool,
     #[command(flatten)]
+    pub of: OfCluster,
+    #[command(flatten)]
     pub output: ObjectOutput,
 }
 
@@ -75,6 +87,8 @@ pub struct Describe {
     /// Without one: all; for the host: this one; of a vNIC also that of its container
     #[arg(value_name = "NAME")]
     pub name: Option<String>,
+    #[command(flatten)]
+    pub of: OfCluster,
     #[command(flatten)]
     pub output: ObjectOutput,
 }
@@ -96,6 +110,8 @@ pub struct Delete {
     #[arg(long)]
     pub ignore_not_found: bool,
     #[command(flatten)]
+    pub of: OfCluster,
+    #[command(flatten)]
     pub output: ObjectOutput,
 }
 
@@ -105,6 +121,8 @@ pub struct Diff {
     /// YAML or JSON: a file, a folder of files, or - for standard input; may be given several times
     #[arg(long = "file", short = 'f', required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
+    #[command(flatten)]
+    pub of: OfCluster,
     #[command(flatten)]
     pub output: ObjectOutput,
 }
@@ -151,4 +169,35 @@ fn parse_delay(text: &str) -> Result<Duration, String> {
         Ok(seconds) if (0.1..=3600.0).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
         _ => Err("write seconds, 0.1 to 3600".into()),
     }
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Cluster {
+    /// Make a cluster in etcd, once
+    Init {
+        #[command(flatten)]
+        of: OfCluster,
+    },
+    /// Show its hosts: how far each has followed, and what it can't follow
+    Status {
+        #[command(flatten)]
+        of: OfCluster,
+        #[command(flatten)]
+        output: crate::arguments::Output,
+    },
+    /// Have hosts follow an etcd that was restored from a backup
+    Restored {
+        #[command(flatten)]
+        of: OfCluster,
+    },
+    /// Forget a host that is gone for good; its addresses may be others' then
+    Remove {
+        #[arg(value_name = "HOST")]
+        host: String,
+        #[command(flatten)]
+        of: OfCluster,
+    },
+    /// Follow the cluster, as the process that `freeflow up` starts
+    #[command(hide = true)]
+    Follow,
 }

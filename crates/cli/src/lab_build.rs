@@ -13,7 +13,7 @@ use crate::hook;
 use crate::lab::{self, HOST_COUNT_MAX, Lab, MTU_BYTES_MAX, MTU_BYTES_MIN};
 use crate::process::Process;
 use crate::record::{Record, Records};
-use crate::{admin, output, peers, router, sys, up};
+use crate::{admin, keys, output, router, sys, up};
 use freeflow_hostnet::addresses::{self, Detection, InterfaceAddress};
 use freeflow_hostnet::links::{self, BridgeOptions, Change, Filter, PeerNamespace};
 use freeflow_hostnet::run_dir::{RunDir, write_atomically};
@@ -172,7 +172,7 @@ fn introduce(lab: &Lab, hosts: u32, wire: &str) -> Result<()> {
         entries.push(json!({
             "host": lab::host_name(number),
             "address": lab::host_address(number),
-            "public_key": peers::key(&lab.host_path(number).join(KEY_FILE))?,
+            "public_key": keys::key(&lab.host_path(number).join(KEY_FILE))?,
             "prefixes": [lab::host_range(number), lab::host_range6(number)],
         }));
     }

@@ -12,17 +12,20 @@ mod argument_values;
 mod arguments;
 mod arguments_control;
 mod cgroup;
+mod cluster;
 mod cm;
 mod control;
 mod doctor;
 mod exec;
 mod failure;
+mod follower;
 mod fork;
 mod holders;
 mod hook;
 mod init;
 mod inject;
 mod inject_sysfs;
+mod keys;
 mod lab;
 mod lab_build;
 mod lifecycle;
@@ -47,6 +50,7 @@ mod view;
 mod wire;
 
 use arguments::{Arguments, Command, LabAction, Network, Peers, Stage};
+use arguments_control::Cluster;
 use clap::Parser;
 use failure::{EXIT_RUN_FAILED, Failure, Result};
 use freeflow_hostnet::run_dir::RunDir;
@@ -70,8 +74,11 @@ fn dispatch(arguments: Arguments) -> Result<i32> {
     if let Some(result) = control::dispatch(&run_dir, &arguments.command) {
         return result;
     }
-    let needs_nothing =
-        matches!(arguments.command, Command::Doctor { .. } | Command::Version | Command::Peers(Peers::Key { .. }));
+    let needs_nothing = match &arguments.command {
+        Command::Doctor { .. } | Command::Version | Command::Peers(Peers::Key { .. }) => true,
+        Command::Cluster(action) => !matches!(action, Cluster::Follow),
+        _ => false,
+    };
     if !needs_nothing {
         require_privilege(&arguments.command)?;
     }
@@ -97,6 +104,8 @@ fn dispatch(arguments: Arguments) -> Result<i32> {
         Command::Wire(action) => wire::wire(&run_dir, action)?,
         Command::Capture(arguments) => wire::capture(&run_dir, &arguments)?,
         Command::Peers(action) => peers::peers(&run_dir, action)?,
+        Command::Cluster(Cluster::Follow) => follower::follow(&run_dir)?,
+        Command::Cluster(action) => cluster::cluster(&run_dir, action)?,
         Command::Doctor { output } => doctor::doctor(&run_dir, output.format)?,
         Command::Version => show::version(&run_dir),
         Command::Apply(_)

@@ -100,6 +100,7 @@ fn become_router(
             .args(tools::own_path().iter().flat_map(|path| [OsStr::new("--command"), path.as_os_str()]))
             .args(settings.range.iter().flat_map(|range| ["--range", range]))
             .args(settings.peers.iter().flat_map(|path| [OsStr::new("--peers"), path.as_os_str()]))
+            .args(settings.cluster.iter().map(|_| "--follows-cluster"))
             .args(["--ready-fd", &ready_fd.to_string()])
             .env_clear()
             .envs(ENVIRONMENT.iter().filter_map(|name| Some((name, std::env::var_os(name)?))))

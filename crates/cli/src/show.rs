@@ -2,6 +2,7 @@
 
 use crate::admin::{Admin, Presence};
 use crate::arguments::Format;
+use crate::cluster;
 use crate::cm;
 use crate::failure::Result;
 use crate::holders::Holders;
@@ -53,6 +54,17 @@ pub fn status(run_dir: &RunDir, format: Format) -> Result<()> {
             network.vnic_count,
             network.data_path.name()
         ));
+    }
+    if let Some(path) = run_dir.settings().and_then(|settings| settings.cluster) {
+        let follows = match cluster::is_following(run_dir) {
+            true => format!(
+                "followed, see freeflow{} cluster status and {}",
+                run_dir.option(),
+                cluster::log_file(run_dir).display()
+            ),
+            false => format!("not followed, the process has ended: freeflow{} up", run_dir.option()),
+        };
+        output::line(format!("Cluster {}: {follows}", path.display()));
     }
     if router.peer_count > 0 {
         let peers = admin.peers()?.peers;

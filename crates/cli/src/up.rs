@@ -6,7 +6,8 @@ use crate::failure::{Context, Failure, Result, fail};
 use crate::holders::Holders;
 use crate::process::Process;
 use crate::record::{Record, Records};
-use crate::{cgroup, hook, lifecycle, networks, output, router, tools};
+use crate::{cgroup, cluster, hook, lifecycle, networks, output, router, tools};
+use freeflow_cluster::is_host_name;
 use freeflow_hostnet::addresses::{self, InterfaceAddress};
 use freeflow_hostnet::cdi::{self, Devices};
 use freeflow_hostnet::firewall::{self, Rule};
@@ -66,11 +67,14 @@ fn start(run_dir: &RunDir, arguments: &Up) -> Result<Started> {
     let mut settings = resolve_settings(run_dir, arguments)?;
     let (mut admin, was_running) = match Admin::look(run_dir) {
         Presence::Running(mut admin) => {
-            check_unchanged(run_dir, &mut admin, arguments)?;
+            check_unchanged(run_dir, &mut admin, arguments, &settings)?;
             guard_wire(run_dir, &settings)?;
             (admin, true)
         }
         Presence::Absent => {
+            // One of the settings before.
+            cluster::end(run_dir)?;
+            follow_or_not(run_dir, &settings)?;
             run_dir.store_settings(&settings)?;
             guard_wire(run_dir, &settings)?;
             router::start(run_dir, &settings)?;
@@ -94,6 +98,9 @@ fn start(run_dir: &RunDir, arguments: &Up) -> Result<Started> {
         }
     }
     join(run_dir, &settings)?;
+    if settings.cluster.is_some() {
+        cluster::start(run_dir)?;
+    }
     bridges::refresh(run_dir, || Ok(admin.networks()?))?;
     let lost = reconcile(run_dir, &mut admin)?;
     let networks = {
@@ -148,10 +155,14 @@ fn resolve_settings(run_dir: &RunDir, arguments: &Up) -> Result<Settings> {
         }
         None => None,
     };
-    let among = among_peers(arguments, last.as_ref())?;
+    let cluster = cluster_file(arguments, last.as_ref())?;
     let state = match &arguments.state {
         Some(path) => Some(state_directory(path)?),
         None => last.as_ref().and_then(|last| last.state.clone()),
+    };
+    let among = match &cluster {
+        Some(_) => Some(among_cluster(run_dir, arguments, last.as_ref(), state.as_deref())?),
+        None => among_peers(arguments, last.as_ref())?,
     };
     // A kept state has a pool already.
     let kept = state.as_deref().and_then(kept_pool);
@@ -162,7 +173,7 @@ fn resolve_settings(run_dir: &RunDir, arguments: &Up) -> Result<Settings> {
         None => free_pool(&run_dir.bridge())?,
     };
     let range = arguments.range.clone().or_else(|| last.as_ref()?.range.clone());
-    check_range(&pool, range.as_deref(), among.as_ref())?;
+    check_range(&pool, range.as_deref(), among.as_ref(), cluster.is_some())?;
     let machine = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let own_name = among.as_ref().map(|(_, peers)| peers.host.clone());
     let host = arguments.host.clone().or(own_name).or_else(|| Some(last.as_ref()?.host.clone())).unwrap_or(machine);
@@ -181,6 +192,7 @@ fn resolve_settings(run_dir: &RunDir, arguments: &Up) -> Result<Settings> {
         shards,
         shard_by: shard_by.or_else(|| last.as_ref()?.shard_by.clone()),
         state,
+        cluster,
         metrics_listen: match arguments.metrics_listen {
             Some(asked) => asked.0,
             None => last.as_ref().and_then(|last| last.metrics_listen),
@@ -199,7 +211,9 @@ fn resolve_settings(run_dir: &RunDir, arguments: &Up) -> Result<Settings> {
 
 /// The peers file and what it says, if this host has peers; what else is asked for must agree with it.
 fn among_peers(arguments: &Up, last: Option<&Settings>) -> Result<Option<(PathBuf, Peers)>> {
-    let Some(path) = arguments.peers.clone().or_else(|| last?.peers.clone()) else {
+    // Those of a cluster are not of a host that follows none any more.
+    let of_last = last.filter(|last| last.cluster.is_none());
+    let Some(path) = arguments.peers.clone().or_else(|| of_last?.peers.clone()) else {
         if arguments.address.is_some() {
             fail!("--address goes with --peers: a host without peers needs none");
         }
@@ -218,6 +232,63 @@ fn among_peers(arguments: &Up, last: Option<&Settings>) -> Result<Option<(PathBu
     Ok(Some((path, peers)))
 }
 
+/// The file of the cluster that this host is to follow, if it is to.
+fn cluster_file(arguments: &Up, last: Option<&Settings>) -> Result<Option<PathBuf>> {
+    let path = match &arguments.cluster {
+        Some(path) if path.as_os_str() == "off" => return Ok(None),
+        Some(path) => fs::canonicalize(path).context(format!("the cluster file {}", path.display()))?,
+        // A peers file that is given now takes the cluster's place.
+        None if arguments.peers.is_some() => return Ok(None),
+        None => match last.and_then(|last| last.cluster.clone()) {
+            Some(path) => path,
+            None => return Ok(None),
+        },
+    };
+    // Before a router is started with it.
+    cluster::read(&path)?;
+    Ok(Some(path))
+}
+
+/// The peers file of a host that follows a cluster is its follower's.
+fn among_cluster(
+    run_dir: &RunDir,
+    arguments: &Up,
+    last: Option<&Settings>,
+    state: Option<&Path>,
+) -> Result<(PathBuf, Peers)> {
+    let of_last = last.filter(|last| last.cluster.is_some());
+    let Some(address) = arguments.address.or_else(|| of_last?.address) else {
+        fail!("--cluster needs --address: this host's address for other hosts");
+    };
+    let host = arguments.host.clone().or_else(|| Some(of_last?.host.clone()));
+    let host = host.unwrap_or_else(|| rustix::system::uname().nodename().to_string_lossy().into_owned());
+    if !is_host_name(&host) {
+        fail!("--host {host:?}: a cluster's host has a name of at most 64 letters, digits and -, such as h1");
+    }
+    if address.is_unspecified() || address.is_multicast() || address.is_loopback() {
+        fail!("--address {address}: other hosts can't reach it");
+    }
+    let path = cluster::Directory::at(state.unwrap_or(run_dir.path())).peers_file();
+    let peers = Peers { host, address, peers: Vec::new() };
+    overlay::underlay(&peers)?;
+    Ok((path, peers))
+}
+
+/// Before a router is started: the files of a host that follows a cluster, or that it follows none any more.
+fn follow_or_not(run_dir: &RunDir, settings: &Settings) -> Result<()> {
+    let directory = cluster::Directory::of(run_dir, settings);
+    match (&settings.cluster, settings.address) {
+        (Some(path), Some(address)) => {
+            let wire = cluster::read(path)?.wire;
+            cluster::prepare(&directory, &cluster::Own { host: &settings.host, address, wire })
+        }
+        _ => {
+            directory.forget();
+            Ok(())
+        }
+    }
+}
+
 /// Made if need be, so that its symbolic links can be resolved.
 fn state_directory(path: &Path) -> Result<PathBuf> {
     let what = || format!("--state {}", path.display());
@@ -233,8 +304,11 @@ fn kept_pool(state: &Path) -> Option<String> {
     addresses::parse_cidr(text.trim()).map(|_| text.trim().to_string())
 }
 
-fn check_range(pool: &str, range: Option<&str>, among: Option<&(PathBuf, Peers)>) -> Result<()> {
+fn check_range(pool: &str, range: Option<&str>, among: Option<&(PathBuf, Peers)>, is_clusters: bool) -> Result<()> {
     let Some(range) = range else {
+        if is_clusters {
+            fail!("--cluster needs --range: the part of the pool {pool} that this host gives out");
+        }
         if among.is_some_and(|(_, peers)| !peers.peers.is_empty()) {
             fail!("--peers needs --range: the part of the pool {pool} that this host gives out");
         }
@@ -260,7 +334,7 @@ fn free_pool(bridge: &str) -> Result<String> {
 }
 
 /// A running router keeps its settings; asking for others is refused rather than ignored.
-fn check_unchanged(run_dir: &RunDir, admin: &mut Admin, arguments: &Up) -> Result<()> {
+fn check_unchanged(run_dir: &RunDir, admin: &mut Admin, arguments: &Up, wanted: &Settings) -> Result<()> {
     let status = admin.status()?;
     let pool = admin.network("default")?.pool;
     let mode = arguments.mode.map(|mode| mode.as_str());
@@ -287,6 +361,8 @@ fn check_unchanged(run_dir: &RunDir, admin: &mut Admin, arguments: &Up) -> Resul
         let metrics = last(|last| last.metrics_listen.map(|address| address.to_string()));
         let peers = last(|last| Some(last.peers.as_ref()?.display().to_string()));
         let state = last(|last| Some(last.state.as_ref()?.display().to_string()));
+        let cluster = last(|last| Some(last.cluster.as_ref()?.display().to_string()));
+        let address = run_dir.settings().and_then(|last| last.address);
         let shard_by = last(|last| last.shard_by.clone()).unwrap_or(ShardBy::Tenant.as_str().into());
         let path = |path: &PathBuf| fs::canonicalize(path).unwrap_or_else(|_| path.clone()).display().to_string();
         if arguments.range.is_some() && arguments.range != range {
@@ -297,6 +373,10 @@ fn check_unchanged(run_dir: &RunDir, admin: &mut Admin, arguments: &Up) -> Resul
             format!("its state in {}", state.unwrap_or_else(|| run_dir.path().display().to_string()))
         } else if arguments.shard_by.is_some_and(|asked| asked.as_str() != shard_by) {
             format!("--shard-by {shard_by}")
+        } else if wanted.cluster.as_ref().map(path) != cluster {
+            cluster.map_or("no cluster".to_string(), |cluster| format!("cluster {cluster}"))
+        } else if wanted.address != address {
+            address.map_or("no address".to_string(), |address| format!("address {address}"))
         } else if arguments.peers.is_some() && arguments.peers.as_ref().map(path) != peers {
             peers.map_or("no peers".to_string(), |peers| format!("peers {peers}"))
         } else {
@@ -387,8 +467,10 @@ fn print_summary(run_dir: &RunDir, started: &Started) {
         output::line(format!("  network    {}: {}, {host}", network.name, network.pool));
     }
     output::line("  device     freeflow0 in every container: RoCE v2, 100 Gb/s, no RDMA hardware needed");
-    if let (Some(path), Some(address)) = (&settings.peers, settings.address) {
-        output::line(format!("  peers      {} at {address}", path.display()));
+    match (&settings.cluster, &settings.peers, settings.address) {
+        (Some(path), _, Some(address)) => output::line(format!("  cluster    {} at {address}", path.display())),
+        (None, Some(path), Some(address)) => output::line(format!("  peers      {} at {address}", path.display())),
+        _ => {}
     }
     if let Some(network) = networks.iter().find(|network| network.name == bridges::DEFAULT_NETWORK) {
         output::line(format!("  data path  {}", describe(network.data_path)));
@@ -467,6 +549,8 @@ pub fn take_down(run_dir: &RunDir, force: bool) -> Result<Vec<String>> {
     for port in ports::list(run_dir)? {
         links::delete_if_there(&port.interface);
     }
+    // It would go on with what the router does no more.
+    cluster::end(run_dir)?;
     let process = router::recorded(run_dir).or_else(|| Process::of(admin.as_ref()?.pid));
     match admin {
         Some(admin) => admin.shutdown()?,
@@ -510,6 +594,7 @@ fn clean(run_dir: &RunDir, records: &Records) -> Result<()> {
     for name in ["admin.sock", "api.sock", "router.pid", "state.redb", "up.json"] {
         let _ = fs::remove_file(run_dir.path().join(name));
     }
+    let _ = fs::remove_dir_all(run_dir.path().join("cluster"));
     let _ = fs::remove_dir_all(run_dir.vnics());
     let _ = fs::remove_dir_all(run_dir.holders());
     Ok(())
@@ -521,16 +606,16 @@ mod tests {
 
     #[test]
     fn a_range_is_a_part_of_the_pool_and_needed_among_peers() {
-        let range = |range| check_range("10.111.0.0/16", range, None).is_ok();
+        let range = |range| check_range("10.111.0.0/16", range, None, false).is_ok();
         assert!(range(None) && range(Some("10.111.2.0/24")) && range(Some("10.111.0.0/16")));
         for bad in ["10.112.2.0/24", "10.0.0.0/8", "10.111.2.0/30", "10.111.2.0/x", "fd00::/64", ""] {
             assert!(!range(Some(bad)), "{bad}");
         }
         let other = overlay::Peer { host: "h2".into(), address: "192.0.2.2".parse().unwrap() };
         let peers = |peers| Some((PathBuf::new(), Peers { host: "h1".into(), address: [192, 0, 2, 1].into(), peers }));
-        let needed = check_range("10.111.0.0/16", None, peers(vec![other]).as_ref());
+        let needed = check_range("10.111.0.0/16", None, peers(vec![other]).as_ref(), false);
         assert!(needed.unwrap_err().to_string().contains("--range"));
-        assert!(check_range("10.111.0.0/16", None, peers(Vec::new()).as_ref()).is_ok());
+        assert!(check_range("10.111.0.0/16", None, peers(Vec::new()).as_ref(), false).is_ok());
     }
 
     #[test]

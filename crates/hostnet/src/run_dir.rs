@@ -56,6 +56,9 @@ pub struct Settings {
     /// Which vNICs share one: `tenant` or `vnic`.
     #[serde(default)]
     pub shard_by: Option<String>,
+    /// The cluster file.
+    #[serde(default)]
+    pub cluster: Option<PathBuf>,
     /// Where the router serves metrics by TCP.
     #[serde(default)]
     pub metrics_listen: Option<SocketAddr>,

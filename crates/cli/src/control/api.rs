@@ -4,6 +4,7 @@
 //! failures with the causes it names. Who may do what is decided by the socket's credentials, so
 //! nothing is sent about the caller.
 
+use crate::cluster::ClusterApi;
 use crate::failure::{Context as _, Failure, Result};
 use freeflow_hostnet::run_dir::RunDir;
 use http_body_util::{BodyExt, Full, Limited};
@@ -12,8 +13,9 @@ use hyper::client::conn::http1;
 use hyper::{Method, Request, Response, StatusCode, Uri};
 use serde::Deserialize;
 use serde_json::Value;
+use std::cell::RefCell;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -82,7 +84,7 @@ pub struct Details {
 }
 
 impl Refusal {
-    fn exit_code(&self) -> u8 {
+    pub fn exit_code(&self) -> u8 {
         match self.code {
             403 => EXIT_FORBIDDEN,
             404 => EXIT_NOT_FOUND,
@@ -133,8 +135,9 @@ impl From<Trouble> for Failure {
 
 pub type Answer<T> = std::result::Result<T, Trouble>;
 
-/// The API of one host. A connection for each request: they are few.
+/// The API of one host, with a connection for each request: they are few. Or what is declared for all hosts.
 pub struct Api {
+    cluster: Option<RefCell<ClusterApi>>,
     socket: PathBuf,
     is_running: bool,
     up: String,
@@ -149,6 +152,7 @@ impl Api {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("the API's client")?;
         let socket = run_dir.path().join("api.sock");
         Ok(Self {
+            cluster: None,
             answer_timeout: ANSWER_TIMEOUT,
             silence: format!("the router does not answer on {}; see its log", socket.display()),
             socket,
@@ -158,29 +162,50 @@ impl Api {
         })
     }
 
+    /// The cluster's of this file, if there is one, else the host's.
+    pub fn choose(run_dir: &RunDir, cluster: Option<&Path>) -> Result<Self> {
+        let cluster = cluster.map(|path| ClusterApi::open(path).map(RefCell::new)).transpose()?;
+        Ok(Self { cluster, ..Self::of(run_dir)? })
+    }
+
+    /// Whether it is about all hosts of a cluster.
+    pub fn is_clusters(&self) -> bool {
+        self.cluster.is_some()
+    }
+
     /// Another time limit, and what is said when it has passed.
     pub fn with_limit(self, answer_timeout: Duration, silence: &str) -> Self {
         Self { answer_timeout, silence: silence.into(), ..self }
     }
 
     pub fn get(&self, path: &str) -> Answer<Value> {
-        self.runtime.block_on(self.exchange(Method::GET, path, None))
+        self.ask(Method::GET, path, None)
     }
 
     pub fn post(&self, path: &str, body: &Value) -> Answer<Value> {
-        self.runtime.block_on(self.exchange(Method::POST, path, Some(body)))
+        self.ask(Method::POST, path, Some(body))
     }
 
     pub fn put(&self, path: &str, body: &Value) -> Answer<Value> {
-        self.runtime.block_on(self.exchange(Method::PUT, path, Some(body)))
+        self.ask(Method::PUT, path, Some(body))
     }
 
     pub fn delete(&self, path: &str) -> Answer<Value> {
-        self.runtime.block_on(self.exchange(Method::DELETE, path, None))
+        self.ask(Method::DELETE, path, None)
+    }
+
+    fn ask(&self, method: Method, path: &str, body: Option<&Value>) -> Answer<Value> {
+        match &self.cluster {
+            Some(cluster) => cluster.borrow_mut().answer(&method, path, body),
+            None => self.runtime.block_on(self.exchange(method, path, body)),
+        }
     }
 
     /// Calls `event` for each line of a watch until it wants no more, or the router ends it (`Ok`).
     pub fn watch(&self, path: &str, mut event: impl FnMut(Value) -> Answer<bool>) -> Answer<()> {
+        if self.is_clusters() {
+            return Err(Failure::new("-w is about one host: leave --cluster out").with_code(2).into());
+        }
         self.runtime.block_on(async {
             let response = self.send(Method::GET, path, None).await?;
             let mut body = response.into_body();

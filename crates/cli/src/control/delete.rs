@@ -154,7 +154,7 @@ pub fn delete(run_dir: &RunDir, api: &Api, arguments: &Delete) -> Result<i32> {
         report(one, done, arguments, &mut first_failure);
     }
     print(objects);
-    if wanted.iter().any(|one| ["Network", "Vnic"].contains(&one.kind.name)) {
+    if !api.is_clusters() && wanted.iter().any(|one| ["Network", "Vnic"].contains(&one.kind.name)) {
         networks::reconcile_host(run_dir);
     }
     first_failure.map_or(Ok(0), Err)

@@ -13,7 +13,7 @@ mod top;
 mod watch;
 
 use crate::arguments::Command;
-use crate::arguments_control::{Apply, Describe, Diff, Format, Get};
+use crate::arguments_control::{Apply, Describe, Diff, Format, Get, OfCluster};
 use crate::failure::{Failure, Result, fail};
 use crate::{networks, output};
 use api::{Answer, Api, BASE, Refusal, Trouble, encoded};
@@ -27,20 +27,20 @@ const EXIT_DIFF_FAILED: u8 = 2;
 
 /// Runs the command if it is one of these.
 pub fn dispatch(run_dir: &RunDir, command: &Command) -> Option<Result<i32>> {
-    let api = || Api::of(run_dir);
+    let api = |of: &OfCluster| Api::choose(run_dir, of.cluster.as_deref());
     Some(match command {
-        Command::Apply(arguments) => api().and_then(|api| apply(run_dir, &api, arguments)),
-        Command::Get(arguments) => api().and_then(|api| get(&api, arguments)),
-        Command::Describe(arguments) => api().and_then(|api| describe(&api, arguments)),
-        Command::Delete(arguments) => api().and_then(|api| delete::delete(run_dir, &api, arguments)),
+        Command::Apply(arguments) => api(&arguments.of).and_then(|api| apply(run_dir, &api, arguments)),
+        Command::Get(arguments) => api(&arguments.of).and_then(|api| get(&api, arguments)),
+        Command::Describe(arguments) => api(&arguments.of).and_then(|api| describe(&api, arguments)),
+        Command::Delete(arguments) => api(&arguments.of).and_then(|api| delete::delete(run_dir, &api, arguments)),
         Command::Diff(arguments) => {
-            let differ = api().and_then(|api| diff(&api, arguments)).map(i32::from);
+            let differ = api(&arguments.of).and_then(|api| diff(&api, arguments)).map(i32::from);
             differ.map_err(|failure| {
                 let code = failure.code().max(EXIT_DIFF_FAILED);
                 failure.with_code(code)
             })
         }
-        Command::Top(arguments) => api().and_then(|api| top::top(&api, arguments)),
+        Command::Top(arguments) => Api::of(run_dir).and_then(|api| top::top(&api, arguments)),
         _ => return None,
     })
 }
@@ -102,7 +102,7 @@ fn apply(run_dir: &RunDir, api: &Api, arguments: &Apply) -> Result<i32> {
     }
     let is_device = |result: &Value| result["kind"] == "Network" || result["kind"] == "Vnic";
     let made = |result: &Value| is_device(result) && result["result"] == "created";
-    if !arguments.dry_run && results.iter().any(made) {
+    if !arguments.dry_run && !api.is_clusters() && results.iter().any(made) {
         networks::reconcile_host(run_dir);
     }
     Ok(0)

@@ -1,0 +1,162 @@
+//! The requests of `apply`, `get`, `describe`, `diff` and `delete`, answered from etcd: for all hosts of a cluster,
+//! with the credential of the caller. The answers are those of a router's API.
+use crate::control::api::{Answer, BASE, Cause, Details, Refusal, Trouble};
+use crate::failure::{Failure, Result};
+use freeflow_cluster::{ClusterFile, Operator, View};
+use freeflow_orchestrator::objects::{AnyObject, Invalid, ObjectKind, parse_object};
+use freeflow_orchestrator::{Command, Outcome, Reason, Revision, State};
+use hyper::Method;
+use serde_json::{Value, json};
+use std::path::Path;
+
+/// The objects that are declared for all hosts.
+pub struct ClusterApi {
+    operator: Operator,
+}
+
+impl From<freeflow_orchestrator::Refusal> for Refusal {
+    fn from(refusal: freeflow_orchestrator::Refusal) -> Self {
+        let message = refusal.to_string();
+        let (kind, name) = refusal.object.map(|(kind, name)| (kind.name().to_owned(), name)).unzip();
+        let causes = refusal.causes.into_iter().map(|cause| Cause { field: cause.field, message: cause.message });
+        Self {
+            code: refusal.reason.http_status(),
+            reason: refusal.reason.word().into(),
+            message,
+            details: Details { kind, name, index: None, causes: causes.collect(), users: refusal.users },
+        }
+    }
+}
+
+fn refused(refusal: impl Into<Refusal>) -> Trouble {
+    Trouble::Refused(Box::new(refusal.into()))
+}
+
+fn not_found(kind: ObjectKind, name: &str) -> Trouble {
+    refused(freeflow_orchestrator::Refusal::new(Reason::NotFound, "the cluster has none").about(kind, name))
+}
+
+fn invalid(invalid: Invalid, index: usize, item: &Value) -> Trouble {
+    let causes: Vec<Cause> = invalid
+        .causes
+        .iter()
+        .map(|cause| Cause { field: cause.field.clone(), message: cause.message.clone() })
+        .collect();
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    let details = Details {
+        kind: text(&item["kind"]),
+        name: text(&item["metadata"]["name"]),
+        index: Some(index),
+        causes,
+        users: Vec::new(),
+    };
+    let (code, reason) = (Reason::Invalid.http_status(), Reason::Invalid.word().into());
+    Trouble::Refused(Box::new(Refusal { code, reason, message: invalid.to_string(), details }))
+}
+
+fn kind_of(plural: &str) -> Result<ObjectKind> {
+    ObjectKind::of(plural).ok_or_else(|| Failure::new(format!("a cluster knows no {plural}")))
+}
+
+fn results(revision: Revision, outcomes: &[Outcome]) -> Value {
+    let item = |outcome: &Outcome| json!({"kind": outcome.kind.name(), "name": outcome.name, "result": outcome.what, "object": outcome.object});
+    json!({"metadata": {"resourceVersion": revision}, "items": outcomes.iter().map(item).collect::<Vec<_>>()})
+}
+
+/// The object, and which hosts have followed it.
+fn shown(object: &AnyObject, view: &View) -> Value {
+    let mut value = serde_json::to_value(object).unwrap_or_default();
+    let at = object.metadata().resource_version.unwrap_or_default();
+    let (mut count, mut behind, mut refused_by) = (0, Vec::new(), Vec::new());
+    for host in view.hosts().keys() {
+        let followed = view.followed().get(host).filter(|followed| followed.revision >= at);
+        let problem = followed.and_then(|followed| {
+            followed.problems.iter().find(|problem| {
+                let is_it = problem.kind.as_deref() == Some(object.kind().name());
+                problem.kind.is_none() || is_it && problem.name.as_deref() == Some(object.name())
+            })
+        });
+        match (followed, problem) {
+            (None, _) => behind.push(host),
+            (Some(_), None) => count += 1,
+            (Some(_), Some(problem)) => refused_by.push(json!({"host": host, "message": problem.message})),
+        }
+    }
+    value["status"] = json!({"followedBy": count, "behind": behind, "refusedBy": refused_by});
+    value
+}
+
+impl ClusterApi {
+    pub fn open(path: &Path) -> Result<Self> {
+        Ok(Self { operator: Operator::open(&ClusterFile::read(path)?)? })
+    }
+
+    pub fn answer(&mut self, method: &Method, path: &str, body: Option<&Value>) -> Answer<Value> {
+        let path = path.strip_prefix(BASE).unwrap_or(path).trim_start_matches('/');
+        let (path, query) = path.split_once('?').unwrap_or((path, ""));
+        let parameter = |name: &str| {
+            query
+                .split('&')
+                .find_map(|part| part.split_once('=').filter(|(key, _)| *key == name).map(|(_, value)| value))
+        };
+        let dry_run = parameter("dryRun") == Some("true");
+        if parameter("labelSelector").is_some() {
+            return Err(Failure::new("-l is about one host: leave --cluster out").with_code(2).into());
+        }
+        match (method, path.split_once('/')) {
+            (&Method::POST, None) if path == "apply" => self.apply(body.unwrap_or(&Value::Null), dry_run),
+            (&Method::GET, None) => self.list(kind_of(path)?),
+            (&Method::GET, Some((plural, name))) => self.get(kind_of(plural)?, name),
+            (&Method::DELETE, Some((plural, name))) => {
+                let version = parameter("resourceVersion").map(str::parse).transpose();
+                let version = version.map_err(|_| Failure::new("resourceVersion is a number"))?;
+                let command = Command::Delete { kind: kind_of(plural)?, name: name.into(), version };
+                self.change(&command, dry_run)
+            }
+            _ => Err(Failure::new("that can't be asked of a cluster").into()),
+        }
+    }
+
+    fn change(&mut self, command: &Command, dry_run: bool) -> Answer<Value> {
+        let (revision, outcomes) = self.operator.change(command, dry_run).map_err(Failure::from_cluster)?;
+        Ok(results(revision, &outcomes))
+    }
+
+    fn apply(&mut self, body: &Value, dry_run: bool) -> Answer<Value> {
+        let items = body["items"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let mut objects = Vec::with_capacity(items.len());
+        for (index, item) in items.iter().enumerate() {
+            objects.push(parse_object(item).map_err(|error| invalid(error, index, item))?);
+        }
+        self.change(&Command::Apply { objects }, dry_run)
+    }
+
+    fn read(&self) -> Result<(View, State)> {
+        let view = self.operator.view()?;
+        let declared = view.declared()?;
+        Ok((view, declared))
+    }
+
+    fn list(&self, kind: ObjectKind) -> Answer<Value> {
+        let (view, declared) = self.read()?;
+        let items: Vec<Value> = declared.objects(kind).map(|object| shown(&object, &view)).collect();
+        Ok(json!({"apiVersion": "freeflow.io/v1", "kind": format!("{kind}List"),
+            "metadata": {"resourceVersion": view.revision()}, "items": items}))
+    }
+
+    fn get(&self, kind: ObjectKind, name: &str) -> Answer<Value> {
+        let (view, declared) = self.read()?;
+        let object = declared.object(kind, name).ok_or_else(|| not_found(kind, name))?;
+        Ok(shown(&object, &view))
+    }
+}
+
+impl Failure {
+    /// A refusal stays one, with what it names.
+    fn from_cluster(error: freeflow_cluster::ClusterError) -> Trouble {
+        match error {
+            freeflow_cluster::ClusterError::Refused(refusal) => refused(*refusal),
+            other => Trouble::Failed(Self::from(other)),
+        }
+    }
+}

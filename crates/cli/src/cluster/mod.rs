@@ -1,0 +1,144 @@
+//! `freeflow cluster`: hosts that follow one declaration on etcd.
+mod answers;
+mod host;
+mod process;
+
+pub use answers::ClusterApi;
+pub use host::{Directory, Memory, Own, prepare};
+pub use process::{end, is_following, log_file, record, start};
+
+use crate::arguments::Format;
+use crate::arguments_control::{Cluster, OfCluster};
+use crate::control::api::{Refusal, Trouble};
+use crate::failure::{Context, Failure, Result};
+use crate::output;
+use freeflow_cluster::{ClusterError, ClusterFile, Followed, HostRecord, Operator, Problem, View};
+use freeflow_hostnet::run_dir::RunDir;
+use serde::Serialize;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// A host that has said nothing for so long is shown as silent: three heartbeats.
+const SILENCE_S: u64 = 90;
+
+impl From<ClusterError> for Failure {
+    fn from(error: ClusterError) -> Self {
+        match error {
+            ClusterError::Refused(refusal) => Trouble::Refused(Box::new(Refusal::from(*refusal))).into(),
+            other => Self::new(other.to_string()),
+        }
+    }
+}
+
+pub fn cluster(run_dir: &RunDir, action: Cluster) -> Result<()> {
+    match action {
+        Cluster::Init { of } => init(&file(run_dir, &of)?),
+        Cluster::Status { of, output } => status(&file(run_dir, &of)?, output.format),
+        Cluster::Remove { host, of } => {
+            let blocks = Operator::open(&file(run_dir, &of)?)?.remove_host(&host)?;
+            output::line(format!("Host {host} is forgotten; {blocks} blocks of addresses are free."));
+            Ok(())
+        }
+        Cluster::Restored { of } => {
+            Operator::restored(&file(run_dir, &of)?)?;
+            output::line("Hosts follow etcd as it is now; look at what is declared: freeflow cluster status");
+            Ok(())
+        }
+        Cluster::Follow => unreachable!("it was dispatched before"),
+    }
+}
+
+/// The file that is given, else the one that this host follows by.
+fn file(run_dir: &RunDir, of: &OfCluster) -> Result<ClusterFile> {
+    let given: Option<PathBuf> = of.cluster.clone().or_else(|| run_dir.settings()?.cluster);
+    let path = given.ok_or_else(|| Failure::new("which cluster: --cluster FILE, or FREEFLOW_CLUSTER").with_code(2))?;
+    Ok(ClusterFile::read(&path)?)
+}
+
+fn init(file: &ClusterFile) -> Result<()> {
+    let mut bytes = [0; 8];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()).context("random numbers")?;
+    let id: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    let (identity, is_new) = Operator::init(file, &id)?;
+    let is = if is_new { "is made" } else { "is there already" };
+    output::line(format!("Cluster {} {is} in etcd, under {}.", identity.id, file.root));
+    output::line("Next, on each host: freeflow up --cluster FILE --address IP --range CIDR --host NAME");
+    Ok(())
+}
+
+/// One host of the cluster, as `status` shows it.
+#[derive(Serialize)]
+struct HostStatus {
+    name: String,
+    #[serde(flatten)]
+    record: Option<HostRecord>,
+    revision: Option<u64>,
+    /// Since it last said something, by the clock here and there.
+    age_s: Option<u64>,
+    problems: Vec<Problem>,
+}
+
+#[derive(Serialize)]
+struct Status {
+    cluster: String,
+    /// Of etcd's.
+    revision: u64,
+    /// The last one that changed what is declared.
+    declared_revision: u64,
+    hosts: Vec<HostStatus>,
+}
+
+fn host_status(name: &str, view: &View, now_s: u64) -> HostStatus {
+    let record = view.hosts().get(name).map(|(_, record)| record.clone());
+    let followed: Option<&Followed> = view.followed().get(name);
+    HostStatus {
+        name: name.into(),
+        record,
+        revision: followed.map(|followed| followed.revision),
+        age_s: followed.map(|followed| now_s.saturating_sub(followed.at_s)),
+        problems: followed.map(|followed| followed.problems.clone()).unwrap_or_default(),
+    }
+}
+
+fn status(file: &ClusterFile, format: Format) -> Result<()> {
+    let view = Operator::open(file)?.view()?;
+    let now_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let names: BTreeSet<&String> = view.hosts().keys().chain(view.followed().keys()).collect();
+    let status = Status {
+        cluster: view.identity()?.id.clone(),
+        revision: view.revision().0,
+        declared_revision: view.declared_revision().0,
+        hosts: names.into_iter().map(|name| host_status(name, &view, now_s)).collect(),
+    };
+    if format == Format::Json {
+        output::json(&status);
+        return Ok(());
+    }
+    output::line(format!("Cluster {}: {} hosts", status.cluster, status.hosts.len()));
+    let mut rows = vec![["HOST", "ADDRESS", "FOLLOWS", "SAID", "PROBLEMS"].map(String::from).to_vec()];
+    for host in &status.hosts {
+        let follows = match host.revision {
+            Some(revision) if revision >= status.declared_revision => "all",
+            Some(_) => "not all yet",
+            None => "nothing yet",
+        };
+        let said = match host.age_s {
+            Some(age_s) if age_s > SILENCE_S => format!("{} ago: silent", output::duration(age_s)),
+            Some(age_s) => format!("{} ago", output::duration(age_s)),
+            None => "-".into(),
+        };
+        let address = host.record.as_ref().map_or("-".into(), |record| record.address.to_string());
+        rows.push(vec![host.name.clone(), address, follows.into(), said, host.problems.len().to_string()]);
+    }
+    output::table(&rows);
+    for host in &status.hosts {
+        host.problems.iter().for_each(|problem| output::line(format!("{}: {problem}", host.name)));
+    }
+    Ok(())
+}
+
+/// Reads the file of a host that is to follow by it.
+pub fn read(path: &Path) -> Result<ClusterFile> {
+    Ok(ClusterFile::read(path)?)
+}

@@ -1,0 +1,85 @@
+//! The process that follows the cluster for a host: `freeflow cluster follow`, begun by `freeflow up`, ended by `down`.
+use crate::failure::{Context, Result, fail};
+use crate::process::Process;
+use crate::router::ENVIRONMENT;
+use crate::sys::{self, Fork};
+use crate::tools;
+use freeflow_hostnet::run_dir::{RunDir, write_atomically};
+use rustix::process::Signal;
+use std::fs::{self, File};
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+const END_TIMEOUT: Duration = Duration::from_secs(5);
+
+pub fn log_file(run_dir: &RunDir) -> PathBuf {
+    run_dir.path().join("cluster.log")
+}
+
+fn record_file(run_dir: &RunDir) -> PathBuf {
+    run_dir.path().join("cluster.pid")
+}
+
+fn recorded(run_dir: &RunDir) -> Option<Process> {
+    let process: Process = serde_json::from_slice(&fs::read(record_file(run_dir)).ok()?).ok()?;
+    process.is_alive().then_some(process)
+}
+
+/// Whether the process lives.
+pub fn is_following(run_dir: &RunDir) -> bool {
+    recorded(run_dir).is_some()
+}
+
+/// The process itself says who it is.
+pub fn record(run_dir: &RunDir) -> Result<()> {
+    let text = serde_json::to_vec(&Process::current()).expect("a process is encodable");
+    write_atomically(&record_file(run_dir), &text, 0o600).context(record_file(run_dir).display())
+}
+
+/// Starts it in a session of its own, if there is none.
+pub fn start(run_dir: &RunDir) -> Result<()> {
+    if is_following(run_dir) {
+        return Ok(());
+    }
+    let (program, path) = (tools::own_path()?, log_file(run_dir));
+    let log = File::options().create(true).append(true).mode(0o600).open(&path).context(path.display())?;
+    let child = match sys::fork().context("fork")? {
+        Fork::Parent(child) => child,
+        Fork::Child => {
+            let _ = rustix::process::setsid();
+            let _ = sys::close_on_exec_from(3);
+            sys::reset_signals();
+            let mut command = Command::new(program);
+            command.arg("--run-dir").arg(run_dir.path()).args(["cluster", "follow"]);
+            command.env_clear().envs(ENVIRONMENT.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
+            command.current_dir("/").stdin(Stdio::null()).stderr(Stdio::from(log));
+            if let Ok(output) = File::options().append(true).open(&path) {
+                command.stdout(output);
+            }
+            let error = command.exec();
+            eprintln!("freeflow cluster follow: {error}");
+            sys::exit_now(1)
+        }
+    };
+    // It is recorded before anybody looks for it.
+    let process = Process::of(u32::try_from(child.as_raw_nonzero().get()).unwrap_or_default());
+    let Some(process) = process else { fail!("the follower of the cluster did not start; see {}", path.display()) };
+    let text = serde_json::to_vec(&process).expect("a process is encodable");
+    write_atomically(&record_file(run_dir), &text, 0o600).context(record_file(run_dir).display())
+}
+
+/// Ends it, if there is one.
+pub fn end(run_dir: &RunDir) -> Result<()> {
+    if let Some(process) = recorded(run_dir) {
+        process.signal(Signal::TERM).context("the follower of the cluster")?;
+        if !process.wait_end(END_TIMEOUT) {
+            process.signal(Signal::KILL).context("the follower of the cluster")?;
+            process.wait_end(END_TIMEOUT);
+        }
+    }
+    let _ = fs::remove_file(record_file(run_dir));
+    Ok(())
+}

@@ -1,0 +1,345 @@
+//! The process that follows the cluster for a host: what is declared for all hosts it applies here, the other hosts it
+//! writes into the peers file, and it says how far it has come. The router enforces all of that, and goes on without
+//! it, and without etcd.
+use crate::cluster::{Directory, Memory, Own, record};
+use crate::control::api::{Api, BASE, encoded};
+use crate::failure::{Failure, Result, fail};
+use crate::output;
+use crate::peers;
+use freeflow_cluster::mirror::{Target, Wanted, carry_out, own_objects, present_of};
+use freeflow_cluster::{
+    ClusterFile, Controller, Follow, Followed, HostRecord, Identity, News, PeersOf, Problem, Report, View,
+};
+use freeflow_hostnet::run_dir::{RunDir, Settings};
+use freeflow_orchestrator::Revision;
+use freeflow_orchestrator::objects::{AnyObject, ObjectKind, parse_object};
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+/// The channel between routers, as the peers file has it by default.
+const CONTROL_PORT: u16 = 4790;
+/// Longest wait for news, until what failed is tried again.
+const ROUND: Duration = Duration::from_secs(2);
+/// All is compared, also where nothing has changed: somebody may have restarted the router with an older state.
+const WHOLE: Duration = Duration::from_secs(30);
+/// The same where something could not be followed.
+const AGAIN: Duration = Duration::from_secs(3);
+/// etcd is asked by a new connection, with the files' certificates as they are then.
+const RENEWAL: Duration = Duration::from_secs(60);
+
+/// The router of this host, as what is to be changed.
+struct Host<'a> {
+    api: &'a Api,
+}
+
+impl Target for Host<'_> {
+    fn present(&mut self, kind: ObjectKind) -> std::result::Result<Vec<AnyObject>, String> {
+        let text = |failure: Failure| failure.to_string();
+        let answer = self.api.get(&format!("{BASE}/{}", kind.plural())).map_err(|trouble| text(trouble.into()))?;
+        let items = answer["items"].as_array().cloned().unwrap_or_default();
+        items.iter().map(|item| parse_object(item).map_err(|invalid| invalid.to_string())).collect()
+    }
+
+    fn apply(&mut self, objects: &[AnyObject]) -> std::result::Result<(), String> {
+        let done = self.api.post(&format!("{BASE}/apply?follow=true"), &json!({"items": objects}));
+        done.map(drop).map_err(|trouble| Failure::from(trouble).to_string())
+    }
+
+    fn delete(&mut self, kind: ObjectKind, name: &str) -> std::result::Result<(), String> {
+        let done = self.api.delete(&format!("{BASE}/{}/{}?follow=true", kind.plural(), encoded(name)));
+        done.map(drop).map_err(|trouble| Failure::from(trouble).to_string())
+    }
+}
+
+/// This host is the one of its name.
+struct Standing {
+    /// Its record, if it has to be written, and at which revision it was before.
+    write: Option<(HostRecord, Option<Revision>)>,
+}
+
+struct Follower {
+    run_dir: RunDir,
+    file: ClusterFile,
+    host: String,
+    address: IpAddr,
+    record: HostRecord,
+    directory: Directory,
+    memory: Memory,
+    api: Api,
+    follow: Follow,
+    report: Report,
+    view: View,
+    standing: Option<Standing>,
+    /// Up to which revision all was carried out, and the ranges that the host has of networks.
+    carried: (u64, BTreeMap<String, String>),
+    /// The last words of the part that gives blocks.
+    control_said: Option<String>,
+    /// The router has not read the peers file as it is.
+    is_reload_due: bool,
+    /// News that were not carried out.
+    is_due: bool,
+    whole_at: Instant,
+    /// Since when etcd does not answer, and what it said.
+    behind: Option<(Instant, String)>,
+    connected_at: Instant,
+    said: Vec<Problem>,
+}
+
+/// The range of each network that a host has.
+fn ranges_of(target: &mut Host<'_>) -> Result<BTreeMap<String, String>> {
+    let present = present_of(target).map_err(Failure::new)?;
+    let range = |object: &AnyObject| match object {
+        AnyObject::Network(network) => Some((network.metadata.name.clone(), network.spec.range.clone()?)),
+        _ => None,
+    };
+    Ok(present.values().filter_map(range).collect())
+}
+
+/// Follows until it is ended.
+pub fn follow(run_dir: &RunDir) -> Result<()> {
+    record(run_dir)?;
+    let settings = run_dir.settings().ok_or_else(|| Failure::new("this host is not up"))?;
+    let mut follower = Follower::new(run_dir, &settings)?;
+    log(&format!("follows the cluster in {} as host {}", follower.file.etcd.join(","), follower.host));
+    loop {
+        follower.round();
+        if !run_dir.path().exists() {
+            fail!("the run directory is gone");
+        }
+    }
+}
+
+fn log(text: &str) {
+    output::line(format!("{} {text}", humantime()));
+}
+
+/// Seconds of Unix time: it is in a log that has nothing else.
+fn humantime() -> String {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    format!("{}.{:03}", since.as_secs(), since.subsec_millis())
+}
+
+impl Follower {
+    fn new(run_dir: &RunDir, settings: &Settings) -> Result<Self> {
+        let (Some(path), Some(address), Some(range)) =
+            (settings.cluster.as_deref(), settings.address, settings.range.clone())
+        else {
+            fail!(
+                "this host follows no cluster; it is brought up so: freeflow up --cluster FILE --address IP --range CIDR"
+            );
+        };
+        let file = ClusterFile::read(path)?;
+        let directory = Directory::of(run_dir, settings);
+        let record = HostRecord {
+            address,
+            control_port: CONTROL_PORT,
+            public_key: directory.public_key()?,
+            default_range: range,
+        };
+        Ok(Self {
+            memory: directory.memory(),
+            api: Api::of(run_dir)?,
+            follow: Follow::start(&file)?,
+            report: Report::start(&file, &settings.host)?,
+            view: View::new(&file.root),
+            standing: None,
+            carried: Default::default(),
+            control_said: None,
+            run_dir: RunDir::new(run_dir.path())?,
+            host: settings.host.clone(),
+            is_reload_due: true,
+            is_due: false,
+            whole_at: Instant::now(),
+            behind: None,
+            connected_at: Instant::now(),
+            said: Vec::new(),
+            file,
+            address,
+            record,
+            directory,
+        })
+    }
+
+    /// Takes news, and does what follows from them.
+    fn round(&mut self) {
+        let mut wait = ROUND;
+        while let Some(news) = self.follow.next(wait) {
+            wait = Duration::ZERO;
+            match &news {
+                News::Behind(error) => {
+                    let since = self.behind.take().map_or(Instant::now(), |(since, _)| since);
+                    self.behind = Some((since, error.to_string()));
+                }
+                _ => self.behind = None,
+            }
+            self.is_due |= self.view.take(news);
+        }
+        if self.behind.is_some() && self.connected_at.elapsed() > RENEWAL {
+            self.connect_anew();
+        }
+        if self.view.revision().0 == 0 {
+            let why = self.behind.as_ref().map_or("no answer yet", |(_, why)| why);
+            return self.say(vec![Problem::new(format!("etcd does not answer: {why}"))]);
+        }
+        let after = if self.said.is_empty() { WHOLE } else { AGAIN };
+        if self.is_due || self.whole_at.elapsed() > after {
+            self.whole_at = Instant::now();
+            let problems = self.carry_out();
+            self.is_due = problems.is_err();
+            let problems = problems.unwrap_or_else(|failure| vec![Problem::new(failure.to_string())]);
+            self.report_on(&problems);
+            self.say(problems);
+        }
+        self.control();
+    }
+
+    fn connect_anew(&mut self) {
+        self.connected_at = Instant::now();
+        let renewed =
+            ClusterFile::read(self.run_dir.settings().and_then(|last| last.cluster).unwrap_or_default().as_path())
+                .and_then(|file| Ok((Follow::start(&file)?, Report::start(&file, &self.host)?, file)));
+        match renewed {
+            Ok(renewed) => (self.follow, self.report, self.file) = renewed,
+            Err(error) => self.behind = Some((Instant::now(), error.to_string())),
+        }
+    }
+
+    /// Blocks of addresses for all hosts, where this one gives them, and only of the cluster that it follows.
+    fn control(&mut self) {
+        if !self.file.controller || self.behind.is_some() || self.check_identity().is_err() {
+            return;
+        }
+        let said = match Controller::run(&self.file, &self.view) {
+            Ok(full) if full.is_empty() => None,
+            Ok(full) => Some(format!("no block of addresses is left for each host in: {}", full.join(", "))),
+            Err(error) => Some(format!("can't give blocks of addresses: {error}")),
+        };
+        if let Some(text) = said.as_ref().filter(|_| said != self.control_said) {
+            log(text);
+        }
+        self.control_said = said;
+    }
+
+    /// Whether etcd holds the cluster that this host follows, and not as it once was.
+    fn check_identity(&self) -> std::result::Result<Identity, Problem> {
+        let identity = self.view.identity().map_err(|error| Problem::new(error.to_string()))?.clone();
+        let keeps = |why: String| Err(Problem::new(format!("{why}: what this host has, it keeps")));
+        match &self.memory.id {
+            Some(id) if *id != identity.id => keeps(format!(
+                "etcd holds the cluster {}, and this host follows {id} (to join the other one: freeflow{} down, and \
+                 remove {})",
+                identity.id,
+                self.run_dir.option(),
+                self.directory.path().display()
+            )),
+            Some(_) if identity.restored == self.memory.restored && self.view.revision().0 < self.memory.revision => {
+                keeps(format!(
+                    "etcd is at revision {}, and was at {}, so it was restored from a backup (to follow it nevertheless, \
+                     an operator says: freeflow cluster restored)",
+                    self.view.revision(),
+                    self.memory.revision
+                ))
+            }
+            _ => Ok(identity),
+        }
+    }
+
+    /// Objects that can't be followed, and other problems; an error: the router does not answer, or the disk is full.
+    fn carry_out(&mut self) -> Result<Vec<Problem>> {
+        let identity = match self.check_identity() {
+            Ok(identity) => identity,
+            Err(problem) => {
+                self.standing = None;
+                return Ok(vec![problem]);
+            }
+        };
+        if let Some(problem) = self.check_record()? {
+            return Ok(vec![problem]);
+        }
+        let declared = match self.view.declared() {
+            Ok(declared) => declared,
+            Err(error) => return Ok(vec![Problem::new(format!("what is declared makes no sense here: {error}"))]),
+        };
+        let wanted = Wanted::of(&self.view, &declared, &self.host);
+        let mut target = Host { api: &self.api };
+        if self.memory.id.is_none() {
+            let own = own_objects(&wanted, &present_of(&mut target).map_err(Failure::new)?);
+            if !own.is_empty() {
+                self.standing = None;
+                return Ok(own);
+            }
+            self.memory.id = Some(identity.id);
+        }
+        let mut problems = carry_out(&mut target, &wanted).map_err(Failure::new)?;
+        self.carried = (self.view.revision().0, ranges_of(&mut target)?);
+        (self.memory.restored, self.memory.revision) = (identity.restored, self.carried.0);
+        self.directory.remember(&self.memory)?;
+        let own = Own { host: &self.host, address: self.address, wire: self.file.wire };
+        let peers = PeersOf::host(&self.host, &self.view, &declared);
+        problems.extend(peers.problems);
+        self.is_reload_due |= self.directory.write_peers(&own, &peers.peers)?;
+        if self.is_reload_due {
+            peers::reload(&self.run_dir)?;
+            self.is_reload_due = false;
+        }
+        Ok(problems)
+    }
+
+    /// Whether the record of this host's name is its own, or can be. Else nothing is said under it.
+    fn check_record(&mut self) -> Result<Option<Problem>> {
+        self.standing = None;
+        let there = self.view.hosts().get(&self.host).cloned();
+        let is_recorded = self.memory.recorded_as.as_ref() == Some(&self.host);
+        match &there {
+            None if is_recorded => {
+                return Ok(Some(Problem::new(format!(
+                    "this host was removed from the cluster: what it has, it keeps, and the other hosts don't know it. To \
+                     join again, without vNICs: freeflow{} down, and remove {}",
+                    self.run_dir.option(),
+                    self.directory.path().display()
+                ))));
+            }
+            Some((_, other)) if other.address != self.address => {
+                return Ok(Some(Problem::new(format!(
+                    "the cluster's host {} is at {}, not at {}: choose another --host, or remove that one",
+                    self.host, other.address, self.address
+                ))));
+            }
+            Some(_) if !is_recorded => {
+                self.memory.recorded_as = Some(self.host.clone());
+                self.directory.remember(&self.memory)?;
+            }
+            _ => {}
+        }
+        let is_said = there.as_ref().is_some_and(|(_, record)| *record == self.record);
+        let before = there.map(|(revision, _)| revision);
+        self.standing = Some(Standing { write: (!is_said).then(|| (self.record.clone(), before)) });
+        Ok(None)
+    }
+
+    /// For others to see.
+    fn report_on(&mut self, problems: &[Problem]) {
+        let Some(standing) = &self.standing else { return };
+        let (revision, ranges) = self.carried.clone();
+        let release = env!("CARGO_PKG_VERSION").to_owned();
+        let record = standing.write.clone();
+        self.report.say(record, Followed { revision, ranges, release, at_s: 0, problems: problems.to_vec() });
+    }
+
+    /// In the log, where it is another than before.
+    fn say(&mut self, mut problems: Vec<Problem>) {
+        if let Some(error) = self.report.error() {
+            problems.push(Problem::new(format!("can't say how far this host has come: {error}")));
+        }
+        if problems == self.said {
+            return;
+        }
+        match problems.is_empty() {
+            true => log(&format!("follows all, up to revision {}", self.view.revision())),
+            false => problems.iter().for_each(|problem| log(&problem.to_string())),
+        }
+        self.said = problems;
+    }
+}
