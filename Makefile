@@ -13,7 +13,7 @@ PROGRAMS := freeflow freeflow-router
 export CARGO_TARGET_DIR := $(TARGET_DIR)
 export FREEFLOW_DIST := $(DIST)
 
-.PHONY: all build programs library headers demo test test-full test-interop test-sanitizers bench fmt lint deps clean help
+.PHONY: all build programs library headers demo demo-cluster test test-full test-interop test-sanitizers bench fmt lint deps clean help
 .DEFAULT_GOAL := all
 
 all: build ## build dist/bin, dist/lib and dist/include
@@ -39,6 +39,9 @@ headers:
 
 demo: ## install what is missing, build, and run perftest between containers
 	scripts/demo.sh
+
+demo-cluster: build ## three hosts that follow one declaration on etcd, and perftest between two of them
+	scripts/demo-cluster
 
 test: ## everything that CI runs, with the time of each stage
 	scripts/install-deps

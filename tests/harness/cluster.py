@@ -1,0 +1,87 @@
+"""Three hosts of a laboratory that follow one declaration: a member of etcd on each, TLS, and an operator."""
+
+import json
+import time
+
+from harness.etcd import Etcd
+from harness.failure import Failure
+from harness.lab import Lab
+from harness.processes import run
+
+HOSTS = (1, 2, 3)
+SOON = 60
+
+
+class Hosts:
+    """The laboratory, its etcd, and an operator."""
+
+    def __init__(self):
+        self.lab = Lab(3, 1500)
+        self.etcd = None
+        try:
+            self.etcd = Etcd(self.lab, self.lab.directory / "etcd", ["operator", *map(name_of, HOSTS)])
+            self.etcd.wait_until_healthy()
+            self.etcd.give_rights("operator", list(map(name_of, HOSTS)), [name_of(1)])
+            self.operator = self.etcd.file("operator")
+            self.rows = {row["name"]: row for row in self.lab.status()["hosts"]}
+        except BaseException:
+            self.close()
+            raise
+
+    def host(self, number):
+        return self.lab.host(number)
+
+    def join(self, number, **fields):
+        host, name = self.host(number), name_of(number)
+        host.freeflow("down", "--force")
+        row = self.rows[name]
+        file = self.etcd.file(name, controller=number == 1, **fields)
+        host.freeflow("up", "--cluster", file, "--address", row["address"], "--range", row["range"], "--host", name)
+
+    def as_operator(self, *words, at=3, codes=(0,), seconds=60):
+        command = self.host(at).enter(self.host(at).freeflow_path, *words, "--cluster", self.operator)
+        return run(command, seconds, codes=codes)
+
+    def apply(self, text, at=3, **options):
+        path = self.lab.directory / "declared.yaml"
+        path.write_text(text)
+        return self.as_operator("apply", "-f", path, at=at, **options)
+
+    def status(self, at=3):
+        return json.loads(self.as_operator("cluster", "status", "-o", "json", at=at))
+
+    def wait(self, what, so, seconds=SOON):
+        """Until it is so; `so` may fail meanwhile."""
+        end, last = time.monotonic() + seconds, None
+        while time.monotonic() < end:
+            try:
+                last = so()
+                if last:
+                    return last
+            except Failure as failure:
+                last = failure
+            time.sleep(0.2)
+        logs = "\n".join((self.host(n).run_dir / "cluster.log").read_text()[-1500:] for n in HOSTS)
+        raise Failure(f"{what}: not in {seconds} s: {last}\n{logs}")
+
+    def wait_for_all(self, hosts=HOSTS):
+        """Until these hosts have followed all, without a problem."""
+        def followed():
+            status = self.status(at=hosts[0])
+            rows = {row["name"]: row for row in status["hosts"]}
+            return all((row := rows.get(name_of(n))) and row.get("address") and row["revision"] >= status["declared_revision"]
+                       and not row["problems"] for n in hosts)
+        self.wait("all hosts follow", followed)
+
+    def network(self, number, name):
+        items = json.loads(self.host(number).freeflow("get", "network", "-o", "json"))["items"]
+        return next((item for item in items if item["metadata"]["name"] == name), None)
+
+    def close(self):
+        if self.etcd:
+            self.etcd.close()
+        self.lab.close()
+
+
+def name_of(number):
+    return f"host{number}"
