@@ -185,6 +185,11 @@ pub enum Cluster {
         #[command(flatten)]
         output: crate::arguments::Output,
     },
+    /// Print all that is declared, as YAML that can be applied again: a backup
+    Export {
+        #[command(flatten)]
+        of: OfCluster,
+    },
     /// Have hosts follow an etcd that was restored from a backup
     Restored {
         #[command(flatten)]

@@ -74,6 +74,8 @@ struct Follower {
     standing: Option<Standing>,
     /// Up to which revision all was carried out, and the ranges that the host has of networks.
     carried: (u64, BTreeMap<String, String>),
+    /// Up to which revision blocks were given.
+    controlled: Option<Revision>,
     /// The last words of the part that gives blocks.
     control_said: Option<String>,
     /// The router has not read the peers file as it is.
@@ -146,6 +148,7 @@ impl Follower {
             view: View::new(&file.root),
             standing: None,
             carried: Default::default(),
+            controlled: None,
             control_said: None,
             run_dir: RunDir::new(run_dir.path())?,
             host: settings.host.clone(),
@@ -208,10 +211,14 @@ impl Follower {
 
     /// Blocks of addresses for all hosts, where this one gives them, and only of the cluster that it follows.
     fn control(&mut self) {
-        if !self.file.controller || self.behind.is_some() || self.check_identity().is_err() {
+        let is_new = self.controlled != Some(self.view.revision());
+        if !self.file.controller || !is_new || self.behind.is_some() || self.check_identity().is_err() {
             return;
         }
-        let said = match Controller::run(&self.file, &self.view) {
+        let done = Controller::run(&self.file, &self.view);
+        // After a failure it is tried again in the next round.
+        self.controlled = done.is_ok().then(|| self.view.revision());
+        let said = match done {
             Ok(full) if full.is_empty() => None,
             Ok(full) => Some(format!("no block of addresses is left for each host in: {}", full.join(", "))),
             Err(error) => Some(format!("can't give blocks of addresses: {error}")),

@@ -10,11 +10,15 @@ pub use process::{end, is_following, log_file, record, start};
 use crate::arguments::Format;
 use crate::arguments_control::{Cluster, OfCluster};
 use crate::control::api::{Refusal, Trouble};
+use crate::control::{declared, list_of};
 use crate::failure::{Context, Failure, Result};
 use crate::output;
 use freeflow_cluster::{ClusterError, ClusterFile, Followed, HostRecord, Operator, Problem, View};
 use freeflow_hostnet::run_dir::RunDir;
+use freeflow_manifest::to_yaml;
+use freeflow_orchestrator::CLUSTER_KINDS;
 use serde::Serialize;
+use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -40,6 +44,7 @@ pub fn cluster(run_dir: &RunDir, action: Cluster) -> Result<()> {
             output::line(format!("Host {host} is forgotten; {blocks} blocks of addresses are free."));
             Ok(())
         }
+        Cluster::Export { of } => export(&file(run_dir, &of)?),
         Cluster::Restored { of } => {
             Operator::restored(&file(run_dir, &of)?)?;
             output::line("Hosts follow etcd as it is now; look at what is declared: freeflow cluster status");
@@ -47,6 +52,15 @@ pub fn cluster(run_dir: &RunDir, action: Cluster) -> Result<()> {
         }
         Cluster::Follow => unreachable!("it was dispatched before"),
     }
+}
+
+/// In the order in which the objects can be made.
+fn export(file: &ClusterFile) -> Result<()> {
+    let state = Operator::open(file)?.state()?;
+    let all = CLUSTER_KINDS.into_iter().flat_map(|kind| state.objects(kind));
+    let objects: Vec<Value> = all.map(|object| declared(&json!(object))).collect();
+    output::line(to_yaml(&list_of(&objects)).trim_end());
+    Ok(())
 }
 
 /// The file that is given, else the one that this host follows by.

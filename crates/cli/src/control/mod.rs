@@ -16,6 +16,8 @@ use crate::arguments::Command;
 use crate::arguments_control::{Apply, Describe, Diff, Format, Get, OfCluster};
 use crate::failure::{Failure, Result, fail};
 use crate::{networks, output};
+pub use changes::declared;
+
 use api::{Answer, Api, BASE, Refusal, Trouble, encoded};
 use freeflow_hostnet::run_dir::RunDir;
 use freeflow_manifest::{Item, to_yaml};
@@ -118,7 +120,7 @@ fn print_value(format: Format, value: impl FnOnce() -> Value) -> bool {
     !format.is_text()
 }
 
-fn list_of(objects: &[Value]) -> Value {
+pub fn list_of(objects: &[Value]) -> Value {
     json!({"apiVersion": "freeflow.io/v1", "kind": "List", "items": objects})
 }
 
