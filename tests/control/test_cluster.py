@@ -5,6 +5,7 @@ The cases go in this order, on one laboratory: what one leaves, the next one fin
 
 import json
 import signal
+import time
 
 import pytest
 
@@ -182,6 +183,26 @@ def test_the_follower_is_begun_again_by_up(hosts):
     hosts.wait("it is gone", lambda: not hosts.network(3, "late"))
 
 
+def test_a_backup_is_followed_when_an_operator_says_so(hosts):
+    """An etcd as it was before a network was declared, with the same identity."""
+    hosts.etcd.keep()
+    hosts.apply(BLUE.replace("NAME", "since").replace("CIDR", "10.64.0.0/24"))
+    hosts.wait_for_all()
+    hosts.wait("all have it", lambda: all(hosts.network(n, "since") for n in HOSTS))
+    hosts.etcd.restore()
+    hosts.etcd.wait_until_healthy()
+    hosts.wait("it is noticed", lambda: all("from a backup" in hosts.log(n) for n in HOSTS))
+    # Whatever is written since makes it no newer.
+    hosts.apply(BLUE.replace("NAME", "later").replace("CIDR", "10.65.0.0/24"))
+    time.sleep(4)
+    need(all(hosts.network(n, "since") and not hosts.network(n, "later") for n in HOSTS), "a host follows a backup")
+    pingpong(hosts, 1, 2, "red")
+    hosts.as_operator("cluster", "restored")
+    hosts.wait("it is followed", lambda: all(hosts.network(n, "later") and not hosts.network(n, "since") for n in HOSTS))
+    hosts.wait_for_all()
+    pingpong(hosts, 3, 1, "red")
+
+
 def test_an_empty_etcd_takes_nothing_away(hosts):
     """A wrong address, or a store that was lost and made anew."""
     for number in HOSTS:
@@ -192,7 +213,7 @@ def test_an_empty_etcd_takes_nothing_away(hosts):
     hosts.etcd.wait_until_healthy()
 
     def said(word):
-        return lambda: all(word in (hosts.host(n).run_dir / "cluster.log").read_text() for n in HOSTS)
+        return lambda: all(word in hosts.log(n) for n in HOSTS)
     hosts.wait("it is noticed", said("holds no cluster"))
     hosts.as_operator("cluster", "init")
     hosts.wait("it is another", said("and this host follows"))

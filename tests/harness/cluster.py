@@ -61,7 +61,7 @@ class Hosts:
             except Failure as failure:
                 last = failure
             time.sleep(0.2)
-        logs = "\n".join((self.host(n).run_dir / "cluster.log").read_text()[-1500:] for n in HOSTS)
+        logs = "\n".join(self.log(n)[-1500:] for n in HOSTS)
         raise Failure(f"{what}: not in {seconds} s: {last}\n{logs}")
 
     def wait_for_all(self, hosts=HOSTS):
@@ -76,6 +76,11 @@ class Hosts:
     def network(self, number, name):
         items = json.loads(self.host(number).freeflow("get", "network", "-o", "json"))["items"]
         return next((item for item in items if item["metadata"]["name"] == name), None)
+
+    def log(self, number):
+        """What the host's follower has said."""
+        log = self.host(number).run_dir / "cluster.log"
+        return log.read_text() if log.exists() else ""
 
     def close(self):
         if self.etcd:

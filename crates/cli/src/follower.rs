@@ -53,10 +53,12 @@ impl Target for Host<'_> {
     }
 }
 
-/// This host is the one of its name.
+/// This host may speak under its name.
 struct Standing {
-    /// Its record, if it has to be written, and at which revision it was before.
-    write: Option<(HostRecord, Option<Revision>)>,
+    /// Its record has to be written.
+    is_other: bool,
+    /// When that was written which is there.
+    before: Option<Revision>,
 }
 
 struct Follower {
@@ -140,6 +142,12 @@ impl Follower {
             public_key: directory.public_key()?,
             default_range: range,
         };
+        if !record.is_sound() {
+            fail!(
+                "--address {address}, or --range {}: other hosts can't take them; see docs/CLUSTER.md",
+                record.default_range
+            );
+        }
         Ok(Self {
             memory: directory.memory(),
             api: Api::of(run_dir)?,
@@ -241,28 +249,32 @@ impl Follower {
                 self.run_dir.option(),
                 self.directory.path().display()
             )),
-            Some(_) if identity.restored == self.memory.restored && self.view.revision().0 < self.memory.revision => {
-                keeps(format!(
-                    "etcd is at revision {}, and was at {}, so it was restored from a backup (to follow it nevertheless, \
-                     an operator says: freeflow cluster restored)",
-                    self.view.revision(),
-                    self.memory.revision
-                ))
-            }
+            Some(_) if self.memory.has_gone_back && identity.restored <= self.memory.restored => keeps(format!(
+                "etcd was restored from a backup: it was at revision {} before (to follow it nevertheless, an operator \
+                 says: freeflow cluster restored)",
+                self.memory.revision
+            )),
             _ => Ok(identity),
         }
     }
 
     /// Objects that can't be followed, and other problems; an error: the router does not answer, or the disk is full.
     fn carry_out(&mut self) -> Result<Vec<Problem>> {
+        self.note_going_back()?;
         let identity = match self.check_identity() {
             Ok(identity) => identity,
             Err(problem) => {
                 self.standing = None;
+                if self.memory.has_gone_back {
+                    // Its ranges are given to nobody else then.
+                    self.carried = (0, ranges_of(&mut Host { api: &self.api })?);
+                    self.check_record(self.memory.restored)?;
+                    self.standing.iter_mut().for_each(|standing| standing.is_other = false);
+                }
                 return Ok(vec![problem]);
             }
         };
-        if let Some(problem) = self.check_record()? {
+        if let Some(problem) = self.check_record(identity.restored)? {
             return Ok(vec![problem]);
         }
         let declared = match self.view.declared() {
@@ -278,13 +290,16 @@ impl Follower {
                 return Ok(own);
             }
             self.memory.id = Some(identity.id);
+            self.directory.remember(&self.memory)?;
         }
         let mut problems = carry_out(&mut target, &wanted).map_err(Failure::new)?;
         self.carried = (self.view.revision().0, ranges_of(&mut target)?);
-        (self.memory.restored, self.memory.revision) = (identity.restored, self.carried.0);
+        self.memory.restored = identity.restored;
+        (self.memory.revision, self.memory.declared) = (self.carried.0, self.view.declared_revision().0);
+        self.memory.has_gone_back = false;
         self.directory.remember(&self.memory)?;
         let own = Own { host: &self.host, address: self.address, wire: self.file.wire };
-        let peers = PeersOf::host(&self.host, &self.view, &declared);
+        let peers = PeersOf::host(&self.host, &self.record, &self.view, &declared);
         problems.extend(peers.problems);
         self.is_reload_due |= self.directory.write_peers(&own, &peers.peers)?;
         if self.is_reload_due {
@@ -294,13 +309,26 @@ impl Follower {
         Ok(problems)
     }
 
+    /// Notes that etcd is as it once was.
+    fn note_going_back(&mut self) -> Result<()> {
+        let is_ours = self.view.identity().is_ok_and(|identity| Some(&identity.id) == self.memory.id.as_ref());
+        let (revision, declared) = (self.view.revision().0, self.view.declared_revision().0);
+        let is_earlier = revision < self.memory.revision || declared < self.memory.declared;
+        if is_ours && is_earlier && !self.memory.has_gone_back {
+            self.memory.has_gone_back = true;
+            self.directory.remember(&self.memory)?;
+        }
+        Ok(())
+    }
+
     /// Whether the record of this host's name is its own, or can be. Else nothing is said under it.
-    fn check_record(&mut self) -> Result<Option<Problem>> {
+    fn check_record(&mut self, restored: u64) -> Result<Option<Problem>> {
         self.standing = None;
         let there = self.view.hosts().get(&self.host).cloned();
-        let is_recorded = self.memory.recorded_as.as_ref() == Some(&self.host);
+        // A backup may be older than the record.
+        let is_recorded = self.memory.recorded_as.as_ref() == Some(&self.host) && restored == self.memory.restored;
         match &there {
-            None if is_recorded => {
+            None if is_recorded && !self.memory.has_gone_back => {
                 return Ok(Some(Problem::new(format!(
                     "this host was removed from the cluster: what it has, it keeps, and the other hosts don't know it. To \
                      join again, without vNICs: freeflow{} down, and remove {}",
@@ -320,9 +348,8 @@ impl Follower {
             }
             _ => {}
         }
-        let is_said = there.as_ref().is_some_and(|(_, record)| *record == self.record);
-        let before = there.map(|(revision, _)| revision);
-        self.standing = Some(Standing { write: (!is_said).then(|| (self.record.clone(), before)) });
+        let is_other = there.as_ref().is_none_or(|(_, record)| *record != self.record);
+        self.standing = Some(Standing { is_other, before: there.map(|(revision, _)| revision) });
         Ok(None)
     }
 
@@ -331,8 +358,9 @@ impl Follower {
         let Some(standing) = &self.standing else { return };
         let (revision, ranges) = self.carried.clone();
         let release = env!("CARGO_PKG_VERSION").to_owned();
-        let record = standing.write.clone();
-        self.report.say(record, Followed { revision, ranges, release, at_s: 0, problems: problems.to_vec() });
+        let record = standing.is_other.then(|| self.record.clone());
+        let followed = Followed { revision, ranges, release, at_s: 0, problems: problems.to_vec() };
+        self.report.say(record, standing.before, followed);
     }
 
     /// In the log, where it is another than before.

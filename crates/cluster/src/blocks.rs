@@ -52,10 +52,11 @@ struct Due {
 }
 
 /// All that is declared, and since which revision it is so.
-type Declared<'a> = (&'a State, Revision);
+type Declared<'a> = (&'a State, Option<Revision>);
 
 /// Whether a host says that it does not have a block, though it has followed all that is declared.
-fn is_over(view: &View, host: &str, network: &str, block: Pool, since: Revision) -> bool {
+fn is_over(view: &View, host: &str, network: &str, block: Pool, since: Option<Revision>) -> bool {
+    let Some(since) = since else { return false };
     view.followed().get(host).is_some_and(|followed| {
         let has_it = followed.ranges.get(network).is_some_and(|range| *range == block.to_string());
         followed.revision >= since.0 && !has_it
@@ -76,8 +77,10 @@ fn due(view: &View, (declared, since): Declared<'_>, blocks: &Blocks) -> Due {
         let of_network = blocks.iter().filter(|((of, _), _)| of == name);
         let mut taken: Vec<Pool> = of_network.clone().map(|(_, block)| *block).collect();
         // Others' that are in use, though nobody has given them as far as etcd knows: it was restored from a backup.
-        let said = view.followed().iter().filter(|(host, _)| view.hosts().contains_key(*host));
-        let said = said.filter_map(|(host, followed)| Some((host, followed.ranges.get(name)?.parse::<Pool>().ok()?)));
+        let said = view
+            .followed()
+            .iter()
+            .filter_map(|(host, followed)| Some((host, followed.ranges.get(name)?.parse::<Pool>().ok()?)));
         let is_block =
             |block: &Pool| network.pool.encloses(*block) && block.prefix_length() >= block_prefix(network.pool);
         let said: Vec<(&String, Pool)> = said.filter(|(_, block)| is_block(block)).collect();
@@ -93,8 +96,9 @@ fn due(view: &View, (declared, since): Declared<'_>, blocks: &Blocks) -> Due {
                     due.writes.push((block_key(name, host), Some(block)));
                 }
                 None => {
-                    due.full.push(name.to_owned());
-                    break;
+                    if due.full.last().is_none_or(|last| last != name) {
+                        due.full.push(name.to_owned());
+                    }
                 }
             }
         }
@@ -119,7 +123,8 @@ impl Controller {
     /// etcd did not do it, or what is there makes no sense.
     pub fn run(file: &ClusterFile, view: &View) -> Result<Vec<String>, ClusterError> {
         // First by what has come, which as a rule is all there is: etcd is asked nothing then.
-        let first = due(view, (&view.declared()?, view.declared_revision()), view.blocks());
+        let since = Some(view.declared_revision()).filter(|since| since.0 > 0);
+        let first = due(view, (&view.declared()?, since), view.blocks());
         if first.writes.is_empty() {
             return Ok(first.full);
         }
@@ -129,7 +134,7 @@ impl Controller {
         // After the blocks: while there are some of a network, nobody declares another one of its name. So a network
         // that is not declared then is not until these blocks are gone, or others have been written.
         let declared = file.store(&file.keys().declared())?.list("", None)?;
-        let since = serial_in(&declared.entries).unwrap_or_default();
+        let since = serial_in(&declared.entries);
         let declared = state_of(declared)?;
         let Due { writes, full } = due(view, (&declared, since), &blocks_in(&listing.entries));
         commit(&mut store, writes.into_iter().take(WRITE_COUNT_MAX).collect(), serial)?;

@@ -68,9 +68,14 @@ impl Follow {
     }
 }
 
-/// A record, if it is to be written, and the revision at which it was written before (`None`: it is not there); and how
-/// far the host has followed.
-type Words = (Option<(HostRecord, Option<Revision>)>, Followed);
+/// Words of a host.
+struct Words {
+    /// To be written, if it is another than is there.
+    record: Option<HostRecord>,
+    /// When that was written which is there; `None`: none is.
+    before: Option<Revision>,
+    followed: Followed,
+}
 
 /// A host's words about itself, written by a thread of its own: etcd may take its time.
 pub struct Report {
@@ -97,11 +102,12 @@ impl Report {
         Ok(Self { words, errors, last_error: None })
     }
 
-    /// Says it, and goes on saying it. A record is written only where one is given, and only if it was last written at
-    /// that revision: a host that was removed meanwhile stays so.
-    pub fn say(&self, record: Option<(HostRecord, Option<Revision>)>, followed: Followed) {
+    /// Says it, and goes on saying it, as long as the host's record is the one that was written `before` (`None`: it is
+    /// not there): a host that was removed, or whose name is another's by now, says nothing. A record is written only
+    /// where one is given.
+    pub fn say(&self, record: Option<HostRecord>, before: Option<Revision>, followed: Followed) {
         // The thread lives as long as this.
-        let _ = self.words.send((record, followed));
+        let _ = self.words.send(Words { record, before, followed: followed.bounded() });
     }
 
     /// Why the last attempt failed; `None`: it did not.
@@ -114,20 +120,15 @@ impl Report {
 }
 
 fn write_all(file: &ClusterFile, root: &str, words: &Receiver<Words>, errors: &Sender<Option<String>>) {
-    let (mut record, mut followed, mut wait) = (None, None::<Followed>, HEARTBEAT);
+    let (mut last, mut wait) = (None::<Words>, HEARTBEAT);
     let mut store = None;
     loop {
         match words.recv_timeout(wait) {
-            Ok(first) => {
-                for (new_record, new_followed) in std::iter::once(first).chain(words.try_iter()) {
-                    record = new_record.or(record);
-                    followed = Some(new_followed);
-                }
-            }
+            Ok(first) => last = Some(words.try_iter().last().unwrap_or(first)),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
-        let Some(followed) = &mut followed else { continue };
+        let Some(Words { record, before, followed }) = &mut last else { continue };
         followed.at_s = now_s();
         let mut write = || -> Result<(), ClusterError> {
             let store = match &mut store {
@@ -135,15 +136,14 @@ fn write_all(file: &ClusterFile, root: &str, words: &Receiver<Words>, errors: &S
                 None => store.insert(file.store(root)?),
             };
             let write = |key: &str, value: Vec<u8>| Write { key: key.into(), value: Some(value), lease: None };
-            let followed = serde_json::to_vec(followed).expect("what was followed is encodable");
-            let mut transaction = Transaction { compares: Vec::new(), writes: vec![write(FOLLOWED, followed)] };
-            if let Some((record, before)) = &record {
-                let record = serde_json::to_vec(record).expect("a record is encodable");
-                transaction.writes.push(write(RECORD, record));
-                transaction.compares.push(Compare { key: RECORD.into(), modified: *before });
+            let bytes = serde_json::to_vec(followed).expect("words are encodable");
+            let mut writes = vec![write(FOLLOWED, bytes)];
+            if let Some(record) = record {
+                writes.push(write(RECORD, serde_json::to_vec(record).expect("a record is encodable")));
             }
             // In a conflict the record is another one, of which news come: nothing is said until then.
-            store.commit(&transaction)?;
+            let compares = vec![Compare { key: RECORD.into(), modified: *before }];
+            store.commit(&Transaction { compares, writes })?;
             Ok(())
         };
         let error = write().err();
@@ -151,8 +151,6 @@ fn write_all(file: &ClusterFile, root: &str, words: &Receiver<Words>, errors: &S
         if error.is_some() {
             // Certificates are read anew with the next one.
             store = None;
-        } else {
-            record = None;
         }
         if errors.send(error.map(|error| error.to_string())).is_err() {
             return;

@@ -4,6 +4,7 @@ use crate::blocks::{Controller, serial_in, serial_write};
 use crate::file::ClusterFile;
 use crate::follow::Follow;
 use crate::keys::{FOLLOWED, IDENTITY, RECORD, SERIAL};
+use crate::peers::own_ranges;
 use crate::records::{Identity, VERSION};
 use crate::view::{View, state_of};
 use freeflow_etcd::{EtcdStore, News};
@@ -13,7 +14,7 @@ use freeflow_orchestrator::{
     CLUSTER_KINDS, Change, Cidr, Command, DEFAULT_NETWORK, Outcome, Reason, Refusal, Revision, State, Store,
     is_clusters,
 };
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Others may change what is declared at the same time: so often it is begun anew.
 const ATTEMPT_COUNT: usize = 8;
@@ -51,7 +52,9 @@ impl Operator {
     pub fn restored(file: &ClusterFile) -> Result<(), ClusterError> {
         let mut store = file.store(&file.keys().cluster())?;
         let identity = identity_in(file, &store)?;
-        let identity = Identity { restored: identity.restored + 1, ..identity };
+        let now_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        // Also more than in a backup from before the last one.
+        let identity = Identity { restored: now_s.max(identity.restored + 1), ..identity };
         let value = serde_json::to_vec(&identity).expect("an identity is encodable");
         let writes = vec![Write { key: IDENTITY.into(), value: Some(value), lease: None }];
         store.commit(&Transaction { compares: Vec::new(), writes })?;
@@ -149,13 +152,10 @@ impl Operator {
                 ));
             }
             let view = self.view()?;
-            if let Some((host, (_, record))) =
-                view.hosts().iter().find(|(_, (_, record))| overlaps(&record.default_range))
-            {
-                return refused(format!(
-                    "the host {host} has addresses of it in its network default: {}",
-                    record.default_range
-                ));
+            let ranges = own_ranges(&view, state);
+            let of_host = ranges.iter().find(|(_, range)| cidrs.iter().any(|cidr| cidr.overlaps(*range)));
+            if let Some((host, _)) = of_host {
+                return refused(format!("the host {host} has addresses of it in its network {DEFAULT_NETWORK}"));
             }
             let store = self.file.store(&self.file.keys().blocks())?;
             let blocks = store.list(&format!("{}/", outcome.name), None)?.entries;

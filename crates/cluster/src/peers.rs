@@ -40,14 +40,13 @@ pub struct PeersOf {
 }
 
 impl PeersOf {
-    /// Those of a host.
-    pub fn host(own: &str, view: &View, declared: &State) -> Self {
-        let mut by_age: Vec<_> = view.hosts().iter().collect();
-        by_age.sort_by_key(|(name, (since, _))| (*since, *name));
-        let family = view.hosts().get(own).map(|(_, record)| record.address.is_ipv4());
-        let (mut all, mut believed) = (Self::default(), Vec::<(&String, &HostRecord)>::new());
-        for (name, (_, record)) in by_age {
-            let is_of_family = family.is_none_or(|is_ipv4| is_ipv4 == record.address.is_ipv4());
+    /// Those of a host, with its record as it is here: whatever others say, that is what it is.
+    pub fn host(own: &str, own_record: &HostRecord, view: &View, declared: &State) -> Self {
+        let mut all = Self::default();
+        let own = own.to_owned();
+        let mut believed: Vec<(&String, &HostRecord)> = vec![(&own, own_record)];
+        for (name, record) in by_age(view).filter(|(name, _)| **name != own) {
+            let is_of_family = own_record.address.is_ipv4() == record.address.is_ipv4();
             let why = match taken(record, &believed) {
                 Some(why) => why,
                 None if !is_of_family => "its address is of another kind of IP".into(),
@@ -76,7 +75,7 @@ impl PeersOf {
                 }
             }
         }
-        for (name, record) in believed.into_iter().filter(|(name, _)| *name != own) {
+        for (name, record) in believed.into_iter().skip(1) {
             // A router takes no host without addresses.
             let Some(of_host) = prefixes.get(name.as_str()) else { continue };
             let mut prefixes: Vec<String> = of_host.iter().map(text).collect();
@@ -88,6 +87,26 @@ impl PeersOf {
         all.peers.sort_by(|one, other| one.host.cmp(&other.host));
         all
     }
+}
+
+/// Records in the order in which they were written.
+fn by_age(view: &View) -> impl Iterator<Item = (&String, &HostRecord)> {
+    let mut by_age: Vec<_> = view.hosts().iter().collect();
+    by_age.sort_by_key(|(name, (since, _))| (*since, *name));
+    by_age.into_iter().map(|(name, (_, record))| (name, record))
+}
+
+/// The ranges of hosts' own networks that others believe.
+pub(crate) fn own_ranges<'a>(view: &'a View, declared: &State) -> Vec<(&'a str, Cidr)> {
+    let mut believed: Vec<(&str, Cidr)> = Vec::new();
+    for (name, record) in by_age(view) {
+        let Ok(range) = record.default_range.parse::<Pool>() else { continue };
+        let (cidr, taken) = (Cidr::from(range), believed.iter().map(|(_, cidr)| *cidr).collect::<Vec<_>>());
+        if why_not(cidr, &taken, OWN_RANGE, declared).is_none() {
+            believed.push((name, cidr));
+        }
+    }
+    believed
 }
 
 /// Why a record takes what is another's.

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 const PROBLEM_COUNT_MAX: usize = 64;
 const PROBLEM_CHARS_MAX: usize = 400;
 /// Networks of a host.
-const RANGE_COUNT_MAX: usize = 4096;
+const RANGE_COUNT_MAX: usize = 1024;
 /// Longest name of a host in a peers file.
 const HOST_NAME_BYTES_MAX: usize = 64;
 
@@ -24,9 +24,10 @@ pub struct Identity {
     pub id: String,
     /// Of the layout of keys.
     pub version: u32,
-    /// How often an operator has said that etcd was restored from a backup: only then may revisions go back.
+    /// When an operator has last said that etcd was restored from a backup, seconds of Unix time (0: never): only then
+    /// may revisions go back.
     #[serde(default)]
-    pub restored: u32,
+    pub restored: u64,
 }
 
 /// A host, as it says itself.
@@ -103,8 +104,8 @@ impl std::fmt::Display for Problem {
 }
 
 impl HostRecord {
-    /// A host writes what it likes; this is what a router takes in its peers file, to the letter.
-    pub(crate) fn is_sound(&self) -> bool {
+    /// Whether a router takes it in its peers file, to the letter; for a host writes what it likes.
+    pub fn is_sound(&self) -> bool {
         let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
         let is_key = self.public_key.len() == 64 && self.public_key.bytes().all(is_digit);
         let is_range = self.default_range.parse::<Pool>().is_ok_and(|range| range.to_string() == self.default_range);

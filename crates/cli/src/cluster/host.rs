@@ -15,12 +15,17 @@ use std::path::{Path, PathBuf};
 pub struct Memory {
     /// The cluster that it follows.
     pub id: Option<String>,
-    /// How often that was restored from a backup, and the last revision that was followed since: an earlier one is of
-    /// a backup that nobody has spoken of.
+    /// When that was last restored from a backup, and what was followed since: a revision, and that of what is
+    /// declared. Earlier ones are those of a backup that nobody has spoken of.
     #[serde(default)]
-    pub restored: u32,
+    pub restored: u64,
     #[serde(default)]
     pub revision: u64,
+    #[serde(default)]
+    pub declared: u64,
+    /// Such ones were seen. Revisions that grow again make them no better.
+    #[serde(default)]
+    pub has_gone_back: bool,
     /// The name under which its record was there: if it is not any more, it was removed.
     pub recorded_as: Option<String>,
 }
@@ -63,7 +68,10 @@ impl Directory {
 
     pub fn remember(&self, memory: &Memory) -> Result<()> {
         let text = serde_json::to_vec(memory).expect("it is encodable");
-        write_atomically(&self.memory_file(), &text, 0o600).context(self.memory_file().display())
+        let file = self.memory_file();
+        write_atomically(&file, &text, 0o600).context(file.display())?;
+        // Without it a host that has lost its power would be as one that has followed nothing yet.
+        fs::File::open(&file).and_then(|file| file.sync_all()).context(file.display())
     }
 
     /// The host's public key; it is made if there is none.

@@ -1,7 +1,7 @@
 //! Operators, controllers and hosts on a real etcd.
 use crate::common::{Cluster, until};
 use crate::given::{apply, delete, network, object, record};
-use freeflow_cluster::{ClusterError, ClusterFile, Controller, Follow, Followed, Operator, Report, View};
+use freeflow_cluster::{ClusterError, ClusterFile, Controller, Follow, Followed, HostRecord, Operator, Report, View};
 use freeflow_orchestrator::objects::ObjectKind;
 use freeflow_orchestrator::{Change, Pool, Reason};
 use serde_json::json;
@@ -42,7 +42,7 @@ fn say(file: &ClusterFile, name: &str, number: u8, revision: u64, ranges: &[(&st
     let operator = Operator::open(file).expect("a cluster");
     let before = operator.view().expect("read").hosts().get(name).map(|(revision, _)| *revision);
     let ranges = ranges.iter().map(|(network, range)| (network.to_string(), range.to_string())).collect();
-    report.say(Some((record(number), before)), Followed { revision, ranges, ..Followed::default() });
+    report.say(Some(record(number)), before, Followed { revision, ranges, ..Followed::default() });
     until("it is said", || {
         let view = operator.view().map_err(|error| error.to_string())?;
         let there = view.followed().get(name).is_some_and(|followed| followed.revision >= revision);
@@ -213,8 +213,13 @@ fn ranges_in_use_are_given_to_nobody_else() {
     let view = operator.view().expect("read");
     let given = ["a", "b", "c"].map(|host| view.block("red", host).expect("a block").to_string());
     assert_eq!(given, ["10.50.0.16/28", "10.50.0.0/28", "10.50.0.32/28"]);
-    Operator::restored(&file).expect("said");
-    assert_eq!(operator.view().expect("read").identity().expect("there").restored, 1);
+    let mut last = 0;
+    for _ in 0..3 {
+        Operator::restored(&file).expect("said");
+        let said = operator.view().expect("read").identity().expect("there").restored;
+        assert!(said > last);
+        last = said;
+    }
 }
 
 #[test]
@@ -232,9 +237,39 @@ fn networks_of_a_cluster_have_addresses_of_their_own() {
     ] {
         assert_eq!(refusal(operator.change(&apply(objects), false)), Reason::Conflict);
     }
+    // A host that claims everything stops nobody.
+    let mut greedy = Report::start(&file, "h9").expect("a thread");
+    greedy.say(Some(HostRecord { default_range: "10.0.0.0/8".into(), ..record(9) }), None, Followed::default());
+    until("it is said", || {
+        let view = operator.view().map_err(|error| error.to_string())?;
+        if view.hosts().contains_key("h9") { Ok(()) } else { Err(format!("{:?}", greedy.error())) }
+    });
     operator
         .change(&apply(vec![network("blue", "10.60.0.0/24"), network("green", "10.62.0.0/16")]), false)
         .expect("done");
+}
+
+#[test]
+fn a_host_that_was_removed_says_nothing_any_more() {
+    let etcd = Cluster::start(1, &[]);
+    let file = file(&etcd, None);
+    let mut operator = init(&file);
+    let mut report = Report::start(&file, "h1").expect("a thread");
+    report.say(Some(record(1)), None, Followed::default());
+    let before = until("it is said", || {
+        let view = operator.view().map_err(|error| error.to_string())?;
+        view.hosts().get("h1").map(|(revision, _)| *revision).ok_or_else(|| format!("{:?}", report.error()))
+    });
+    report.say(None, Some(before), Followed { revision: 7, ..Followed::default() });
+    until("it is said", || {
+        let view = operator.view().map_err(|error| error.to_string())?;
+        view.followed().get("h1").filter(|followed| followed.revision == 7).map(drop).ok_or_else(|| "not yet".into())
+    });
+    operator.remove_host("h1").expect("forgotten");
+    report.say(Some(record(1)), Some(before), Followed::default());
+    std::thread::sleep(Duration::from_secs(1));
+    let view = operator.view().expect("read");
+    assert_eq!((view.hosts().len(), view.followed().len(), report.error()), (0, 0, None));
 }
 
 #[test]
@@ -293,7 +328,7 @@ fn a_host_writes_of_itself_alone() {
     denied(as_host.change(&delete(ObjectKind::Network, "red"), false).map(drop));
     denied(Controller::run(&own, &as_host.view().expect("read")).map(drop));
     let mut report = Report::start(&own, "h2").expect("a thread");
-    report.say(Some((record(2), None)), Followed::default());
+    report.say(Some(record(2)), None, Followed::default());
     until("it is refused", || match report.error() {
         Some(error) if error.contains("permission denied") => Ok(()),
         other => Err(format!("{other:?}")),

@@ -5,7 +5,7 @@ use freeflow_router::peering::PeersFile;
 use serde_json::json;
 
 fn peers(view: &View) -> PeersOf {
-    PeersOf::host("h1", view, &view.declared().expect("it makes sense"))
+    PeersOf::host("h1", &record(1), view, &view.declared().expect("it makes sense"))
 }
 
 fn given() -> Given {
@@ -53,6 +53,24 @@ fn a_record_takes_nothing_that_another_has_for_longer() {
             assert_eq!(hosts, left, "{what}");
             assert!(problems.len() == 1 && problems[0].message.contains(word), "{what}: {problems:?}");
         }
+    }
+}
+
+/// Before its own record is there, and where another had its address, say under its name of before.
+#[test]
+fn a_host_believes_itself_first() {
+    let mut impostor = record(7);
+    for given in [
+        Given::new().host("a", &record(1)).host("h2", &record(2)),
+        Given::new().host("a", &record(1)).host("h1", &record(1)).host("h2", &record(2)),
+        {
+            impostor.public_key = record(1).public_key;
+            Given::new().host("a", &impostor).host("h2", &record(2))
+        },
+    ] {
+        let PeersOf { peers, problems } = peers(&given.view());
+        assert_eq!(peers.iter().map(|peer| peer.host.as_str()).collect::<Vec<_>>(), ["h2"], "{problems:?}");
+        assert_eq!(problems[0].name.as_deref(), Some("a"));
     }
 }
 
