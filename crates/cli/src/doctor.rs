@@ -4,7 +4,7 @@ use crate::admin::{Admin, Presence};
 use crate::arguments::Format;
 use crate::failure::{Failure, Result, fail};
 use crate::fork::in_child;
-use crate::{abilities, cgroup, output, sys, tools};
+use crate::{abilities, cgroup, cluster, output, sys, tools};
 use freeflow_hostnet::run_dir::RunDir;
 use freeflow_hostnet::wire_guard::{Family, WireGuard};
 use freeflow_hostnet::{cdi, firewall, guard, programs};
@@ -61,6 +61,7 @@ pub fn doctor(run_dir: &RunDir, format: Format) -> Result<()> {
         checks.extend([interfaces(), namespaces(), wire(), wire_guard(run_dir), router(run_dir)]);
         checks.extend(rights(run_dir));
         checks.extend([device(run_dir), firewall()]);
+        checks.extend(cluster(run_dir));
     }
     checks.push(podman());
     checks.push(test_programs());
@@ -220,6 +221,21 @@ fn wire_guard(run_dir: &RunDir) -> Check {
             Check::note(NAME, format!("{family}: {failure}"), "to have peers, install iptables or nftables")
         }
     }
+}
+
+/// Where this host follows a cluster.
+fn cluster(run_dir: &RunDir) -> Option<Check> {
+    const NAME: &str = "cluster";
+    let path = run_dir.settings()?.cluster?;
+    let option = run_dir.option();
+    Some(match cluster::problems(run_dir).as_deref() {
+        None => Check::missing(NAME, "nobody follows it: the process has ended", format!("freeflow{option} up")),
+        Some([]) => Check::ok(NAME, format!("followed, by {}", path.display())),
+        Some([first, others @ ..]) => {
+            let more = if others.is_empty() { String::new() } else { format!(", and {} more", others.len()) };
+            Check::note(NAME, format!("{first}{more}"), format!("see {}", cluster::log_file(run_dir).display()))
+        }
+    })
 }
 
 fn namespaces() -> Check {

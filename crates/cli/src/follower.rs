@@ -1,7 +1,7 @@
 //! The process that follows the cluster for a host: what is declared for all hosts it applies here, the other hosts it
 //! writes into the peers file, and it says how far it has come. The router enforces all of that, and goes on without
 //! it, and without etcd.
-use crate::cluster::{Directory, Memory, Own, record};
+use crate::cluster::{Directory, Memory, Own, note_problems, record};
 use crate::control::api::{Api, BASE, encoded};
 use crate::failure::{Failure, Result, fail};
 use crate::output;
@@ -371,6 +371,7 @@ impl Follower {
         if problems == self.said {
             return;
         }
+        note_problems(&self.run_dir, &problems.iter().map(ToString::to_string).collect::<Vec<_>>());
         match problems.is_empty() {
             true => log(&format!("follows all, up to revision {}", self.view.revision())),
             false => problems.iter().for_each(|problem| log(&problem.to_string())),

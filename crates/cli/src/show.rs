@@ -56,15 +56,14 @@ pub fn status(run_dir: &RunDir, format: Format) -> Result<()> {
         ));
     }
     if let Some(path) = run_dir.settings().and_then(|settings| settings.cluster) {
-        let follows = match cluster::is_following(run_dir) {
-            true => format!(
-                "followed, see freeflow{} cluster status and {}",
-                run_dir.option(),
-                cluster::log_file(run_dir).display()
-            ),
-            false => format!("not followed, the process has ended: freeflow{} up", run_dir.option()),
+        let problems = cluster::problems(run_dir);
+        let (option, log) = (run_dir.option(), cluster::log_file(run_dir));
+        let follows = match &problems {
+            Some(_) => format!("followed, see freeflow{option} cluster status and {}", log.display()),
+            None => format!("not followed, the process has ended: freeflow{option} up"),
         };
         output::line(format!("Cluster {}: {follows}", path.display()));
+        problems.iter().flatten().for_each(output::line);
     }
     if router.peer_count > 0 {
         let peers = admin.peers()?.peers;

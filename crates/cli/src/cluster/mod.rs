@@ -5,7 +5,7 @@ mod process;
 
 pub use answers::ClusterApi;
 pub use host::{Directory, Memory, Own, prepare};
-pub use process::{end, is_following, log_file, record, start};
+pub use process::{end, log_file, note_problems, problems, record, start};
 
 use crate::arguments::Format;
 use crate::arguments_control::{Cluster, OfCluster};

@@ -23,14 +23,27 @@ fn record_file(run_dir: &RunDir) -> PathBuf {
     run_dir.path().join("cluster.pid")
 }
 
+fn problems_file(run_dir: &RunDir) -> PathBuf {
+    run_dir.path().join("cluster.problems")
+}
+
+/// Notes what can't be done just now, for whoever asks this host.
+pub fn note_problems(run_dir: &RunDir, problems: &[String]) {
+    let text = serde_json::to_vec(problems).expect("texts are encodable");
+    // It is in the log, too.
+    let _ = write_atomically(&problems_file(run_dir), &text, 0o600);
+}
+
+/// The process lives and has these problems. `None`: it does not live.
+pub fn problems(run_dir: &RunDir) -> Option<Vec<String>> {
+    recorded(run_dir)?;
+    let text = fs::read(problems_file(run_dir)).unwrap_or_default();
+    Some(serde_json::from_slice(&text).unwrap_or_default())
+}
+
 fn recorded(run_dir: &RunDir) -> Option<Process> {
     let process: Process = serde_json::from_slice(&fs::read(record_file(run_dir)).ok()?).ok()?;
     process.is_alive().then_some(process)
-}
-
-/// Whether the process lives.
-pub fn is_following(run_dir: &RunDir) -> bool {
-    recorded(run_dir).is_some()
 }
 
 /// The process itself says who it is.
@@ -41,7 +54,7 @@ pub fn record(run_dir: &RunDir) -> Result<()> {
 
 /// Starts it in a session of its own, if there is none.
 pub fn start(run_dir: &RunDir) -> Result<()> {
-    if is_following(run_dir) {
+    if recorded(run_dir).is_some() {
         return Ok(());
     }
     let (program, path) = (tools::own_path()?, log_file(run_dir));
@@ -81,5 +94,6 @@ pub fn end(run_dir: &RunDir) -> Result<()> {
         }
     }
     let _ = fs::remove_file(record_file(run_dir));
+    let _ = fs::remove_file(problems_file(run_dir));
     Ok(())
 }
