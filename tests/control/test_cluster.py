@@ -136,6 +136,15 @@ def test_without_etcd_all_goes_on_and_changes_are_refused(hosts):
     harness.end_router(host, signal.SIGKILL)
     host.freeflow("up")
     need(hosts.network(3, "red") and hosts.network(3, "blue"), "the router forgot what was declared")
+    # Also without its certificate.
+    harness.end_router(host, signal.SIGKILL)
+    key = hosts.etcd.directory / "host3.key"
+    key.rename(key.with_suffix(".away"))
+    need("not followed until" in host.freeflow("up"), "nothing is said of the key")
+    need(hosts.network(3, "red"), "the router forgot what was declared")
+    key.with_suffix(".away").rename(key)
+    host.freeflow("up")
+    need("followed, see" in host.freeflow("status"), "it does not follow")
     pingpong(hosts, 3, 1, "red")
     for number in HOSTS[1:]:
         hosts.etcd.start(number)

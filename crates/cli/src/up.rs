@@ -236,7 +236,12 @@ fn among_peers(arguments: &Up, last: Option<&Settings>) -> Result<Option<(PathBu
 fn cluster_file(arguments: &Up, last: Option<&Settings>) -> Result<Option<PathBuf>> {
     let path = match &arguments.cluster {
         Some(path) if path.as_os_str() == "off" => return Ok(None),
-        Some(path) => fs::canonicalize(path).context(format!("the cluster file {}", path.display()))?,
+        Some(path) => {
+            let path = fs::canonicalize(path).context(format!("the cluster file {}", path.display()))?;
+            // Before a router is started with it. One of before may be gone: the router does not need it.
+            cluster::read(&path)?;
+            path
+        }
         // A peers file that is given now takes the cluster's place.
         None if arguments.peers.is_some() => return Ok(None),
         None => match last.and_then(|last| last.cluster.clone()) {
@@ -244,8 +249,6 @@ fn cluster_file(arguments: &Up, last: Option<&Settings>) -> Result<Option<PathBu
             None => return Ok(None),
         },
     };
-    // Before a router is started with it.
-    cluster::read(&path)?;
     Ok(Some(path))
 }
 
@@ -279,8 +282,17 @@ fn follow_or_not(run_dir: &RunDir, settings: &Settings) -> Result<()> {
     let directory = cluster::Directory::of(run_dir, settings);
     match (&settings.cluster, settings.address) {
         (Some(path), Some(address)) => {
-            let wire = cluster::read(path)?.wire;
-            cluster::prepare(&directory, &cluster::Own { host: &settings.host, address, wire })
+            match cluster::read(path) {
+                Ok(file) => {
+                    cluster::prepare(&directory, &cluster::Own { host: &settings.host, address, wire: file.wire })
+                }
+                // The host has what it had.
+                Err(failure) if directory.peers_file().exists() => {
+                    output::complaint(format!("{failure}; the cluster is not followed until it is there"));
+                    Ok(())
+                }
+                Err(failure) => Err(failure),
+            }
         }
         _ => {
             directory.forget();
