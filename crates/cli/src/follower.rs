@@ -11,11 +11,10 @@ use freeflow_cluster::{
     ClusterFile, Controller, Follow, Followed, HostRecord, Identity, News, PeersOf, Problem, Report, View,
 };
 use freeflow_hostnet::run_dir::{RunDir, Settings};
-use freeflow_orchestrator::Revision;
 use freeflow_orchestrator::objects::{AnyObject, ObjectKind, parse_object};
+use freeflow_orchestrator::{Revision, is_clusters};
 use serde_json::json;
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 /// The channel between routers, as the peers file has it by default.
@@ -65,7 +64,6 @@ struct Follower {
     run_dir: RunDir,
     file: ClusterFile,
     host: String,
-    address: IpAddr,
     record: HostRecord,
     directory: Directory,
     memory: Memory,
@@ -85,20 +83,22 @@ struct Follower {
     /// News that were not carried out.
     is_due: bool,
     whole_at: Instant,
-    /// Since when etcd does not answer, and what it said.
-    behind: Option<(Instant, String)>,
+    /// Why etcd does not answer.
+    behind: Option<String>,
     connected_at: Instant,
     said: Vec<Problem>,
 }
 
 /// The range of each network that a host has.
 fn ranges_of(target: &mut Host<'_>) -> Result<BTreeMap<String, String>> {
-    let present = present_of(target).map_err(Failure::new)?;
-    let range = |object: &AnyObject| match object {
-        AnyObject::Network(network) => Some((network.metadata.name.clone(), network.spec.range.clone()?)),
+    let present = target.present(ObjectKind::Network).map_err(Failure::new)?;
+    let range = |object: AnyObject| match object {
+        AnyObject::Network(network) if is_clusters(ObjectKind::Network, &network.metadata.name) => {
+            Some((network.metadata.name, network.spec.range?))
+        }
         _ => None,
     };
-    Ok(present.values().filter_map(range).collect())
+    Ok(present.into_iter().filter_map(range).collect())
 }
 
 /// Follows until it is ended.
@@ -167,7 +167,6 @@ impl Follower {
             connected_at: Instant::now(),
             said: Vec::new(),
             file,
-            address,
             record,
             directory,
         })
@@ -178,20 +177,17 @@ impl Follower {
         let mut wait = ROUND;
         while let Some(news) = self.follow.next(wait) {
             wait = Duration::ZERO;
-            match &news {
-                News::Behind(error) => {
-                    let since = self.behind.take().map_or(Instant::now(), |(since, _)| since);
-                    self.behind = Some((since, error.to_string()));
-                }
-                _ => self.behind = None,
-            }
+            self.behind = match &news {
+                News::Behind(error) => Some(error.to_string()),
+                _ => None,
+            };
             self.is_due |= self.view.take(news);
         }
         if self.behind.is_some() && self.connected_at.elapsed() > RENEWAL {
             self.connect_anew();
         }
         if self.view.revision().0 == 0 {
-            let why = self.behind.as_ref().map_or("no answer yet", |(_, why)| why);
+            let why = self.behind.as_deref().unwrap_or("no answer yet");
             return self.say(vec![Problem::new(format!("etcd does not answer: {why}"))]);
         }
         let after = if self.said.is_empty() { WHOLE } else { AGAIN };
@@ -213,7 +209,7 @@ impl Follower {
                 .and_then(|file| Ok((Follow::start(&file)?, Report::start(&file, &self.host)?, file)));
         match renewed {
             Ok(renewed) => (self.follow, self.report, self.file) = renewed,
-            Err(error) => self.behind = Some((Instant::now(), error.to_string())),
+            Err(error) => self.behind = Some(error.to_string()),
         }
     }
 
@@ -294,11 +290,18 @@ impl Follower {
         }
         let mut problems = carry_out(&mut target, &wanted).map_err(Failure::new)?;
         self.carried = (self.view.revision().0, ranges_of(&mut target)?);
-        self.memory.restored = identity.restored;
-        (self.memory.revision, self.memory.declared) = (self.carried.0, self.view.declared_revision().0);
-        self.memory.has_gone_back = false;
-        self.directory.remember(&self.memory)?;
-        let own = Own { host: &self.host, address: self.address, wire: self.file.wire };
+        let memory = Memory {
+            restored: identity.restored,
+            revision: self.carried.0,
+            declared: self.view.declared_revision().0,
+            has_gone_back: false,
+            ..self.memory.clone()
+        };
+        if memory != self.memory {
+            self.directory.remember(&memory)?;
+            self.memory = memory;
+        }
+        let own = Own { host: &self.host, address: self.record.address, wire: self.file.wire };
         let peers = PeersOf::host(&self.host, &self.record, &self.view, &declared);
         problems.extend(peers.problems);
         self.is_reload_due |= self.directory.write_peers(&own, &peers.peers)?;
@@ -336,10 +339,10 @@ impl Follower {
                     self.directory.path().display()
                 ))));
             }
-            Some((_, other)) if other.address != self.address => {
+            Some((_, other)) if other.address != self.record.address => {
                 return Ok(Some(Problem::new(format!(
                     "the cluster's host {} is at {}, not at {}: choose another --host, or remove that one",
-                    self.host, other.address, self.address
+                    self.host, other.address, self.record.address
                 ))));
             }
             Some(_) if !is_recorded => {

@@ -30,7 +30,12 @@ pub fn word_pair(longer: bool) -> Result<String> {
 
 /// Twelve hex digits.
 pub fn id() -> Result<String> {
-    let mut bytes = [0; 6];
+    digits::<6>()
+}
+
+/// Hex digits, two for each byte.
+pub fn digits<const BYTES: usize>() -> Result<String> {
+    let mut bytes = [0; BYTES];
     fill_random(&mut bytes)?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }

@@ -2,7 +2,7 @@
 use crate::ClusterError;
 use crate::file::ClusterFile;
 use crate::keys::{SERIAL, block_key};
-use crate::view::{View, state_of};
+use crate::view::{View, block_in, state_of};
 use freeflow_etcd::EtcdStore;
 use freeflow_orchestrator::store::{Committed, Compare, Entry, Transaction, Write};
 use freeflow_orchestrator::{NetworkEntry, Pool, Revision, State, Store};
@@ -75,7 +75,7 @@ fn due(view: &View, (declared, since): Declared<'_>, blocks: &Blocks) -> Due {
     for network in declared.networks() {
         let name = network.name();
         let of_network = blocks.iter().filter(|((of, _), _)| of == name);
-        let mut taken: Vec<Pool> = of_network.clone().map(|(_, block)| *block).collect();
+        let mut taken: Vec<Pool> = of_network.map(|(_, block)| *block).collect();
         // Others' that are in use, though nobody has given them as far as etcd knows: it was restored from a backup.
         let said = view
             .followed()
@@ -102,14 +102,10 @@ fn due(view: &View, (declared, since): Declared<'_>, blocks: &Blocks) -> Due {
                 }
             }
         }
-        for ((_, host), block) in of_network.filter(|(_, block)| !network.pool.encloses(**block)) {
-            if is_over(view, host, name, *block, since) {
-                due.writes.push((block_key(name, host), None));
-            }
-        }
     }
-    for ((name, host), block) in blocks.iter().filter(|((name, _), _)| declared.network(name).is_none()) {
-        if is_over(view, host, name, *block, since) {
+    for ((name, host), block) in blocks {
+        let is_of_network = declared.network(name).is_some_and(|network| network.pool.encloses(*block));
+        if !is_of_network && is_over(view, host, name, *block, since) {
             due.writes.push((block_key(name, host), None));
         }
     }
@@ -172,8 +168,7 @@ pub(crate) fn serial_in(entries: &[Entry]) -> Option<Revision> {
 fn blocks_in(entries: &[Entry]) -> Blocks {
     let read = |entry: &Entry| {
         let (network, host) = entry.key.split_once('/')?;
-        let block = std::str::from_utf8(&entry.value).ok()?.parse().ok()?;
-        Some(((network.to_owned(), host.to_owned()), block))
+        Some(((network.to_owned(), host.to_owned()), block_in(entry)?))
     };
     entries.iter().filter_map(read).collect()
 }

@@ -2,7 +2,7 @@
 use crate::ClusterError;
 use crate::file::ClusterFile;
 use crate::keys::{FOLLOWED, RECORD};
-use crate::records::{Followed, HostRecord};
+use crate::records::{Followed, HostRecord, now_s};
 use freeflow_etcd::{Client, Follower, News};
 use freeflow_orchestrator::store::{Compare, StoreError, Transaction, Write};
 use freeflow_orchestrator::{Revision, Store};
@@ -82,10 +82,6 @@ pub struct Report {
     words: Sender<Words>,
     errors: Receiver<Option<String>>,
     last_error: Option<String>,
-}
-
-fn now_s() -> u64 {
-    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 impl Report {

@@ -32,7 +32,7 @@ mod view;
 
 pub use blocks::{Controller, block_prefix};
 pub use file::{ClusterFile, DEFAULT_ROOT, Wire};
-pub use follow::{Follow, Report};
+pub use follow::{Follow, HEARTBEAT, Report};
 pub use operator::Operator;
 pub use peers::{Peer, PeersOf};
 pub use records::{Followed, HostRecord, Identity, Problem, is_host_name};

@@ -32,9 +32,7 @@ impl Wanted {
     pub fn of(view: &View, declared: &State, host: &str) -> Self {
         let mut wanted = Self::default();
         for object in CLUSTER_KINDS.into_iter().flat_map(|kind| declared.objects(kind)) {
-            let mut object = object;
-            object.metadata_mut().resource_version = None;
-            object.metadata_mut().generation = None;
+            let mut object = bare(object);
             if let AnyObject::Network(network) = &mut object {
                 let name = network.metadata.name.clone();
                 let pool = declared.network(&name).map(|entry| entry.pool);
@@ -61,16 +59,12 @@ fn range_in(pool: Option<Pool>, block: Option<Pool>) -> Result<Pool, String> {
     }
 }
 
-/// Labels and specs are equal: the rest is the host's.
-fn is_as(one: &AnyObject, other: &AnyObject) -> bool {
-    let bare = |object: &AnyObject| {
-        let mut object = object.clone();
-        object.clear_status();
-        object.metadata_mut().resource_version = None;
-        object.metadata_mut().generation = None;
-        object
-    };
-    bare(one) == bare(other)
+/// Labels and spec: the rest is the host's.
+fn bare(mut object: AnyObject) -> AnyObject {
+    object.clear_status();
+    object.metadata_mut().resource_version = None;
+    object.metadata_mut().generation = None;
+    object
 }
 
 /// Ways to change a host.
@@ -95,7 +89,8 @@ pub trait Target {
 }
 
 fn steps(wanted: &Wanted, present: &BTreeMap<Name, AnyObject>) -> (Vec<AnyObject>, Vec<Name>) {
-    let differs = |object: &&AnyObject| present.get(&name_of(object)).is_none_or(|there| !is_as(there, object));
+    let differs =
+        |object: &&AnyObject| present.get(&name_of(object)).is_none_or(|there| bare(there.clone()) != **object);
     let changes = wanted.objects.iter().filter(differs).cloned().collect();
     let names: BTreeSet<Name> = wanted.objects.iter().map(name_of).collect();
     let is_over = |(kind, name): &&Name| {

@@ -5,7 +5,7 @@ use crate::file::ClusterFile;
 use crate::follow::Follow;
 use crate::keys::{FOLLOWED, IDENTITY, RECORD, SERIAL};
 use crate::peers::own_ranges;
-use crate::records::{Identity, VERSION};
+use crate::records::{Identity, VERSION, now_s};
 use crate::view::{View, state_of};
 use freeflow_etcd::{EtcdStore, News};
 use freeflow_orchestrator::objects::{AnyObject, ObjectKind};
@@ -14,7 +14,7 @@ use freeflow_orchestrator::{
     CLUSTER_KINDS, Change, Cidr, Command, DEFAULT_NETWORK, Outcome, Reason, Refusal, Revision, State, Store,
     is_clusters,
 };
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 /// Others may change what is declared at the same time: so often it is begun anew.
 const ATTEMPT_COUNT: usize = 8;
@@ -52,9 +52,8 @@ impl Operator {
     pub fn restored(file: &ClusterFile) -> Result<(), ClusterError> {
         let mut store = file.store(&file.keys().cluster())?;
         let identity = identity_in(file, &store)?;
-        let now_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         // Also more than in a backup from before the last one.
-        let identity = Identity { restored: now_s.max(identity.restored + 1), ..identity };
+        let identity = Identity { restored: now_s().max(identity.restored + 1), ..identity };
         let value = serde_json::to_vec(&identity).expect("an identity is encodable");
         let writes = vec![Write { key: IDENTITY.into(), value: Some(value), lease: None }];
         store.commit(&Transaction { compares: Vec::new(), writes })?;
@@ -112,13 +111,7 @@ impl Operator {
                 other => other.into(),
             })?;
             let Committed::Done(revision) = committed else { continue };
-            let mut results = plan.results;
-            for outcome in &mut results {
-                if matches!(outcome.what, Change::Created | Change::Configured) {
-                    outcome.object.metadata_mut().resource_version = Some(revision.0);
-                }
-            }
-            return Ok((revision, results));
+            return Ok((revision, plan.into_results(revision)));
         }
         Err(Refusal::new(Reason::Conflict, "others change what is declared all the time; try again").into())
     }
@@ -126,6 +119,7 @@ impl Operator {
     /// A network's addresses are others' while hosts have blocks of it. And hosts tell each other's addresses apart
     /// by nothing else, so that no two networks of a cluster have the same ones, nor any of a host's own network.
     fn check_networks(&self, state: &State, results: &[Outcome]) -> Result<(), ClusterError> {
+        let mut seen = None;
         for outcome in results.iter().filter(|outcome| outcome.kind == ObjectKind::Network) {
             let AnyObject::Network(new) = &outcome.object else { continue };
             let is_same = state.network(&outcome.name).is_some_and(|old| old.object.spec.cidrs == new.spec.cidrs);
@@ -151,8 +145,11 @@ impl Operator {
                     "the network {other} has addresses of it: a cluster's networks have their own, whosever they are"
                 ));
             }
-            let view = self.view()?;
-            let ranges = own_ranges(&view, state);
+            let view = match &seen {
+                Some(view) => view,
+                None => seen.insert(self.view()?),
+            };
+            let ranges = own_ranges(view, state);
             let of_host = ranges.iter().find(|(_, range)| cidrs.iter().any(|cidr| cidr.overlaps(*range)));
             if let Some((host, _)) = of_host {
                 return refused(format!("the host {host} has addresses of it in its network {DEFAULT_NETWORK}"));

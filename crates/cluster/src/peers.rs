@@ -78,7 +78,7 @@ impl PeersOf {
         for (name, record) in believed.into_iter().skip(1) {
             // A router takes no host without addresses.
             let Some(of_host) = prefixes.get(name.as_str()) else { continue };
-            let mut prefixes: Vec<String> = of_host.iter().map(text).collect();
+            let mut prefixes: Vec<String> = of_host.iter().map(Cidr::to_string).collect();
             prefixes.sort_unstable();
             let HostRecord { address, control_port, .. } = *record;
             let public_key = record.public_key.clone();
@@ -118,16 +118,6 @@ fn taken(record: &HostRecord, believed: &[(&String, &HostRecord)]) -> Option<Str
     })
 }
 
-fn text(cidr: &Cidr) -> String {
-    let (first, last) = cidr.bounds();
-    let length = match (first, last) {
-        (IpAddr::V4(first), IpAddr::V4(last)) => (u32::from(first) ^ u32::from(last)).leading_zeros(),
-        (IpAddr::V6(first), IpAddr::V6(last)) => (u128::from(first) ^ u128::from(last)).leading_zeros(),
-        _ => 0,
-    };
-    format!("{first}/{length}")
-}
-
 /// All ranges of hosts, those that controllers have given first; with what each is.
 fn ranges<'a>(believed: &[(&'a String, &HostRecord)], view: &View, declared: &State) -> Vec<(&'a str, Cidr, String)> {
     let mut ranges = Vec::new();
@@ -154,9 +144,9 @@ const OWN_RANGE: &str = "its range of the network default";
 
 fn why_not(cidr: Cidr, taken: &[Cidr], what: &str, declared: &State) -> Option<String> {
     if taken.iter().any(|other| other.overlaps(cidr)) {
-        return Some(format!("{what}, {}, overlaps another host's", text(&cidr)));
+        return Some(format!("{what}, {cidr}, overlaps another host's"));
     }
     let has = |network: &&NetworkEntry| Cidr::from(network.pool).overlaps(cidr);
     let network = declared.networks().find(has).filter(|_| what == OWN_RANGE)?;
-    Some(format!("{what}, {}, has addresses of the network {}", text(&cidr), network.name()))
+    Some(format!("{what}, {cidr}, has addresses of the network {}", network.name()))
 }

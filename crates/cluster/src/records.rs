@@ -4,6 +4,7 @@ use freeflow_orchestrator::{Pool, name_is_good};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Of a host's problems that are kept.
 const PROBLEM_COUNT_MAX: usize = 64;
@@ -15,6 +16,11 @@ const HOST_NAME_BYTES_MAX: usize = 64;
 
 /// Of the layout of keys.
 pub(crate) const VERSION: u32 = 1;
+
+/// Seconds of Unix time.
+pub(crate) fn now_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
 
 /// Which cluster it is. A host that has followed one follows no other, and none where this is missing: an etcd that
 /// is empty, or another's, takes nothing away.

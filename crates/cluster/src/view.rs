@@ -35,9 +35,17 @@ where
 {
     match value {
         Some(value) if map.get(&key) == Some(&value) => false,
-        Some(value) => map.insert(key, value).is_none_or(|_| true),
+        Some(value) => {
+            map.insert(key, value);
+            true
+        }
         None => map.remove(&key).is_some(),
     }
+}
+
+/// The range in an entry of a block.
+pub(crate) fn block_in(entry: &Entry) -> Option<Pool> {
+    std::str::from_utf8(&entry.value).ok()?.parse().ok()
 }
 
 /// All that is declared, from the store of it.
@@ -110,8 +118,7 @@ impl View {
                 false
             }
             Some(Place::Block { network, host }) => {
-                let text = entry.as_ref().and_then(|entry| std::str::from_utf8(&entry.value).ok());
-                let block = text.and_then(|text| text.parse().ok());
+                let block = entry.as_ref().and_then(block_in);
                 put(&mut self.blocks, (network.to_owned(), host.to_owned()), block)
             }
         }

@@ -37,6 +37,12 @@ impl Cidr {
     }
 }
 
+impl fmt::Display for Cidr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
 impl From<Pool> for Cidr {
     fn from(pool: Pool) -> Self {
         Self(IpNet::new_assert(IpAddr::V4(pool.base()), pool.prefix_length()))

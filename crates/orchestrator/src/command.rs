@@ -1,6 +1,7 @@
 //! Commands to the orchestrator, and its answers.
 use crate::objects::{AnyObject, Cause, Labels, ObjectKind};
 use crate::pool::Pool;
+use crate::store::Revision;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::fmt;
@@ -100,6 +101,19 @@ pub struct Plan {
     pub writes: Vec<(String, Option<Vec<u8>>)>,
     /// In the order of the command's objects.
     pub results: Vec<Outcome>,
+}
+
+impl Plan {
+    /// The results, once the writes are stored as this revision.
+    pub fn into_results(self, revision: Revision) -> Vec<Outcome> {
+        let mut results = self.results;
+        for outcome in &mut results {
+            if matches!(outcome.what, Change::Created | Change::Configured) {
+                outcome.object.metadata_mut().resource_version = Some(revision.0);
+            }
+        }
+        results
+    }
 }
 
 /// Kind of a refusal; the REST server has an HTTP status for each.

@@ -118,7 +118,7 @@ impl ClusterApi {
     }
 
     fn change(&mut self, command: &Command, dry_run: bool) -> Answer<Value> {
-        let (revision, outcomes) = self.operator.change(command, dry_run).map_err(Failure::from_cluster)?;
+        let (revision, outcomes) = self.operator.change(command, dry_run)?;
         Ok(results(revision, &outcomes))
     }
 
@@ -148,15 +148,5 @@ impl ClusterApi {
         let (view, declared) = self.read()?;
         let object = declared.object(kind, name).ok_or_else(|| not_found(kind, name))?;
         Ok(shown(&object, &view))
-    }
-}
-
-impl Failure {
-    /// A refusal stays one, with what it names.
-    fn from_cluster(error: freeflow_cluster::ClusterError) -> Trouble {
-        match error {
-            freeflow_cluster::ClusterError::Refused(refusal) => refused(*refusal),
-            other => Trouble::Failed(Self::from(other)),
-        }
     }
 }

@@ -11,9 +11,11 @@ use crate::arguments::Format;
 use crate::arguments_control::{Cluster, OfCluster};
 use crate::control::api::{Refusal, Trouble};
 use crate::control::{declared, list_of};
-use crate::failure::{Context, Failure, Result};
+use crate::failure::{Failure, Result};
+use crate::names;
 use crate::output;
-use freeflow_cluster::{ClusterError, ClusterFile, Followed, HostRecord, Operator, Problem, View};
+use crate::record::now_s;
+use freeflow_cluster::{ClusterError, ClusterFile, Followed, HEARTBEAT, HostRecord, Operator, Problem, View};
 use freeflow_hostnet::run_dir::RunDir;
 use freeflow_manifest::to_yaml;
 use freeflow_orchestrator::CLUSTER_KINDS;
@@ -21,17 +23,23 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// A host that has said nothing for so long is shown as silent: three heartbeats.
-const SILENCE_S: u64 = 90;
+const SILENCE_S: u64 = 3 * HEARTBEAT.as_secs();
+
+/// A refusal stays one, with what it names.
+impl From<ClusterError> for Trouble {
+    fn from(error: ClusterError) -> Self {
+        match error {
+            ClusterError::Refused(refusal) => Self::Refused(Box::new(Refusal::from(*refusal))),
+            other => Self::Failed(Failure::new(other.to_string())),
+        }
+    }
+}
 
 impl From<ClusterError> for Failure {
     fn from(error: ClusterError) -> Self {
-        match error {
-            ClusterError::Refused(refusal) => Trouble::Refused(Box::new(Refusal::from(*refusal))).into(),
-            other => Self::new(other.to_string()),
-        }
+        Trouble::from(error).into()
     }
 }
 
@@ -71,10 +79,7 @@ fn file(run_dir: &RunDir, of: &OfCluster) -> Result<ClusterFile> {
 }
 
 fn init(file: &ClusterFile) -> Result<()> {
-    let mut bytes = [0; 8];
-    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()).context("random numbers")?;
-    let id: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    let (identity, is_new) = Operator::init(file, &id)?;
+    let (identity, is_new) = Operator::init(file, &names::digits::<8>()?)?;
     let is = if is_new { "is made" } else { "is there already" };
     output::line(format!("Cluster {} {is} in etcd, under {}.", identity.id, file.root));
     output::line("Next, on each host: freeflow up --cluster FILE --address IP --range CIDR --host NAME");
@@ -117,7 +122,7 @@ fn host_status(name: &str, view: &View, now_s: u64) -> HostStatus {
 
 fn status(file: &ClusterFile, format: Format) -> Result<()> {
     let view = Operator::open(file)?.view()?;
-    let now_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let now_s = now_s();
     let names: BTreeSet<&String> = view.hosts().keys().chain(view.followed().keys()).collect();
     let status = Status {
         cluster: view.identity()?.id.clone(),

@@ -49,12 +49,7 @@ impl Control {
         let touched = self.touched(&plan);
         self.state.adopt(&plan, revision);
         self.publish_changes(touched);
-        let mut results = plan.results;
-        for outcome in &mut results {
-            if matches!(outcome.what, Change::Created | Change::Configured) {
-                outcome.object.metadata_mut().resource_version = Some(revision.0);
-            }
-        }
+        let results = plan.into_results(revision);
         self.take_effect(&results, &mut listeners);
         if is_declaring {
             self.network_notifier.notify();
