@@ -1,10 +1,14 @@
 //! `freeflow cluster`: hosts that follow one declaration on etcd.
 mod answers;
+mod claims;
 mod host;
+mod moving;
 mod process;
 
 pub use answers::ClusterApi;
+pub use claims::{Answer, Claimed, Claims, announce, claim};
 pub use host::{Directory, Memory, Own, prepare};
+pub use moving::move_vnic;
 pub use process::{end, log_file, note_problems, problems, record, start};
 
 use crate::arguments::Format;
