@@ -88,7 +88,13 @@ impl Follower {
                     self.failures = 0;
                     return news;
                 }
-                Ok(None) => {}
+                Ok(None) => {
+                    // It follows again, also where nothing has changed meanwhile.
+                    if let Some(told) = self.told.filter(|_| self.failures > 0 && self.watch.is_some()) {
+                        self.failures = 0;
+                        return News::Unchanged(told);
+                    }
+                }
                 Err(EtcdError::Compacted) => (self.told, self.watch) = (None, None),
                 Err(error) => {
                     if let Some((_, member)) = self.watch.take() {

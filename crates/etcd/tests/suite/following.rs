@@ -53,7 +53,7 @@ impl Known {
                 self.revision = *revision;
             }
             News::Unchanged(revision) => {
-                assert!(*revision > self.revision, "{revision} after {}", self.revision);
+                assert!(*revision >= self.revision, "{revision} after {}", self.revision);
                 self.revision = *revision;
             }
             News::Behind(_) => self.behind += 1,
@@ -149,6 +149,23 @@ fn what_was_compacted_away_is_listed_again() {
     put(&mut store, "new", "2").expect("written");
     known.catch_up(&store);
     assert_eq!(known.lists, 2, "and it is followed again");
+}
+
+#[test]
+fn that_it_follows_again_is_told_though_nothing_has_changed() {
+    let mut cluster = Cluster::start(1, &[]);
+    let mut store = open(&cluster.endpoints(), ROOT);
+    put(&mut store, "key", "1").expect("written");
+    let mut known = Known::new(&cluster, ROOT);
+    known.catch_up(&store);
+    cluster.kill(0);
+    while !matches!(known.next(), Some(News::Behind(_))) {}
+    cluster.start_member(0);
+    let begin = std::time::Instant::now();
+    while !matches!(known.next(), Some(News::Unchanged(revision)) if revision == known.revision) {
+        assert!(begin.elapsed() < SOON, "nothing was told");
+    }
+    assert_eq!(known.lists, 1);
 }
 
 #[test]
