@@ -298,7 +298,7 @@ pub struct Run {
     #[arg(long, value_name = "VNIC", conflicts_with_all = ["network", "ip", "labels"])]
     pub vnic: Option<String>,
     /// Wait until no other host of the cluster uses the declared vNIC
-    #[arg(long, requires = "vnic")]
+    #[arg(long, requires = "vnic", conflicts_with = "detach")]
     pub wait: bool,
     /// A label of the vNIC, for groups and rules
     #[arg(long = "label", value_name = "KEY=VALUE", value_parser = crate::argument_values::parse_label)]

@@ -29,6 +29,8 @@ const SHORT_ROUND: Duration = Duration::from_millis(200);
 const WHOLE: Duration = Duration::from_secs(30);
 /// The same where something could not be followed.
 const AGAIN: Duration = Duration::from_secs(3);
+/// etcd may be silent so long without being away: its members elect another leader.
+const ELECTION_TIME: Duration = Duration::from_secs(5);
 /// etcd is asked by a new connection, with the files' certificates as they are then.
 const RENEWAL: Duration = Duration::from_secs(60);
 
@@ -196,9 +198,8 @@ impl Follower {
         while let Some(news) = self.follow.next(wait) {
             wait = Duration::ZERO;
             self.behind = match (&news, self.behind.take()) {
-                (News::Behind(error), before) => {
-                    Some((before.map_or_else(Instant::now, |(since, _)| since), error.to_string()))
-                }
+                (News::Behind(_), Some(before)) => Some(before),
+                (News::Behind(error), None) => Some((Instant::now(), error.to_string())),
                 _ => None,
             };
             self.is_due |= self.view.take(news);
@@ -211,7 +212,7 @@ impl Follower {
             let why = self.behind.as_ref().map_or("no answer yet", |(_, why)| why);
             return self.say(vec![Problem::new(format!("etcd does not answer: {why}"))]);
         }
-        let after = if self.said.is_empty() { WHOLE } else { AGAIN };
+        let after = if self.reported.is_empty() { WHOLE } else { AGAIN };
         let has_news = self.let_go().unwrap_or_else(|failure| {
             log(&failure.to_string());
             false
@@ -221,12 +222,14 @@ impl Follower {
             let problems = self.carry_out();
             self.is_due = problems.is_err();
             let problems = problems.unwrap_or_else(|failure| vec![Problem::new(failure.to_string())]);
-            self.reported.clone_from(&problems);
+            self.reported = problems;
             self.tell();
-            self.say(problems);
         } else if has_news {
             self.tell();
         }
+        let behind = self.behind.as_ref().filter(|(since, _)| since.elapsed() > ELECTION_TIME);
+        let away = behind.map(|(_, why)| Problem::new(format!("etcd does not answer: {why}")));
+        self.say(self.reported.iter().cloned().chain(away).collect());
         self.answer_claims();
         self.control();
     }
@@ -241,7 +244,7 @@ impl Follower {
                 (self.follow, self.report, self.file) = renewed;
                 self.claims.set_waker(self.follow.waker());
             }
-            Err(error) => self.behind = Some((Instant::now(), error.to_string())),
+            Err(error) => self.behind = self.behind.take().or_else(|| Some((Instant::now(), error.to_string()))),
         }
     }
 
@@ -298,6 +301,7 @@ impl Follower {
                     // Its ranges are given to nobody else then.
                     self.carried = (0, ranges_of(&mut Host { api: &self.api })?);
                     self.check_record(self.memory.restored)?;
+                    self.look_at_vnics()?;
                     self.standing.iter_mut().for_each(|standing| standing.is_other = false);
                 }
                 return Ok(vec![problem]);

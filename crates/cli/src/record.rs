@@ -117,15 +117,20 @@ impl Records {
         serde_json::from_slice(&bytes).context(format!("the record of {name} is damaged; freeflow rm -f {name}"))
     }
 
+    /// Whether a container can have this name.
+    pub fn check_free(&self, name: &str) -> Result<()> {
+        if self.path(name).exists() {
+            fail!(
+                "a container is called {name:?} already; choose another --name, or remove it with: freeflow rm -f {name}"
+            );
+        }
+        Ok(())
+    }
+
     /// Makes the record of a new container, unless its name is taken.
     pub fn reserve(&self, record: &Record) -> Result<()> {
         let _lock = self.lock()?;
-        if self.path(&record.name).exists() {
-            fail!(
-                "a container is called {0:?} already; choose another --name, or remove it with: freeflow rm -f {0}",
-                record.name
-            );
-        }
+        self.check_free(&record.name)?;
         if let Some(user) = self.user_of(&record.id) {
             fail!("the vNIC {} is in use by the container {user}", record.id);
         }
@@ -223,13 +228,13 @@ pub fn check_name(name: &str) -> Result<()> {
     )))
 }
 
-/// Seconds since 1970.
 /// Milliseconds since 1970.
 pub fn now_ms() -> u64 {
     let elapsed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX)
 }
 
+/// Seconds since 1970.
 pub fn now_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs())
 }

@@ -48,19 +48,19 @@ pub struct Plan {
 /// Runs a container to its end; `started` is called with its name once the command runs. The exit code is the
 /// command's.
 pub fn supervise(run_dir: &RunDir, plan: &Plan, started: impl FnOnce(&str)) -> Result<i32> {
+    let records = Records::of(run_dir);
+    if let Some(name) = &plan.name {
+        // No other host gives a vNIC away for nothing.
+        records.check_free(name)?;
+    }
+    // Signals end the command as long as it waits for others.
+    let (declared, claimed) =
+        plan.vnic.as_deref().map(|name| declared_vnic(run_dir, name, plan.waits)).transpose()?.unzip();
+    let claimed = claimed.flatten();
     let signals = Signals::supervisor().context("signals")?;
     let mut admin = Admin::connect(run_dir)?;
     let host = admin.status()?.host;
-    let records = Records::of(run_dir);
     records.reconcile(Some(&mut admin))?;
-    // Before anything is made under its id.
-    let (declared, claimed) = match plan.vnic.as_deref() {
-        Some(name) => {
-            let (vnic, claimed) = declared_vnic(run_dir, &mut admin, name, plan.waits)?;
-            (Some(vnic), claimed)
-        }
-        None => (None, None),
-    };
     let mut record = reserve(&records, plan, host)?;
     let running = start(run_dir, plan, declared, &mut admin, &records, &mut record);
     drop(claimed);
@@ -191,18 +191,16 @@ fn attach(plan: &Plan, admin: &mut Admin, record: &Record) -> Result<VnicStatus>
 
 /// A vNIC that was not made for a container; in a cluster it may come from another host, and stays here as long as the
 /// claim is kept. Whether one of ours uses it is settled when the record is made.
-pub fn declared_vnic(
-    run_dir: &RunDir,
-    admin: &mut Admin,
-    name: &str,
-    waits: bool,
-) -> Result<(VnicStatus, Option<Claimed>)> {
-    let there = |admin: &mut Admin| Ok::<_, Failure>(admin.vnics()?.into_iter().find(|vnic| vnic.id == name));
-    let (vnic, claimed) = match there(admin)? {
-        Some(vnic) => (Some(vnic), announce(run_dir, name)),
+pub fn declared_vnic(run_dir: &RunDir, name: &str, waits: bool) -> Result<(VnicStatus, Option<Claimed>)> {
+    // The router may begin anew while this waits.
+    let there = || Ok::<_, Failure>(Admin::connect(run_dir)?.vnics()?.into_iter().find(|vnic| vnic.id == name));
+    let announced = announce(run_dir, name);
+    let (vnic, claimed) = match there()? {
+        Some(vnic) => (Some(vnic), announced),
         None => {
+            drop(announced);
             let claimed = claim(run_dir, name, waits)?;
-            (if claimed.is_some() { there(admin)? } else { None }, claimed)
+            (if claimed.is_some() { there()? } else { None }, claimed)
         }
     };
     let vnic = vnic.ok_or_else(|| Failure::new(format!("no vNIC is called {name:?}; see: freeflow get vnics")))?;

@@ -2,7 +2,7 @@
 use crate::ClusterError;
 use crate::file::ClusterFile;
 use crate::keys::block_key;
-use crate::turns::{WRITE_COUNT_MAX, commit, serial_in};
+use crate::turns::{WRITE_COUNT_MAX, commit, commit_in_turn, serial_in};
 use crate::view::{View, block_in, state_of};
 use freeflow_orchestrator::store::Entry;
 use freeflow_orchestrator::{NetworkEntry, Pool, Revision, State, Store};
@@ -134,6 +134,10 @@ impl Controller {
         let mut store = file.store(&file.keys().blocks())?;
         let listing = store.list("", None)?;
         let serial = serial_in(&listing.entries);
+        if serial > Some(view.revision()) {
+            // A host may have been removed: news of that come first.
+            return Ok(first.full);
+        }
         // After the blocks: while there are some of a network, nobody declares another one of its name. So a network
         // that is not declared then is not until these blocks are gone, or others have been written.
         let declared = file.store(&file.keys().declared())?.list("", None)?;
@@ -157,12 +161,13 @@ impl Controller {
             let blocks = blocks_in(&listing.entries);
             let of_host = blocks.keys().filter(|(_, of)| of == host).take(WRITE_COUNT_MAX);
             let writes: Vec<_> = of_host.map(|(network, host)| (block_key(network, host), None)).collect();
-            if writes.is_empty() {
-                return Ok(count);
-            }
             let released = writes.len();
-            if commit(&mut store, writes.into_iter().map(encoded), serial)? {
+            // Also where there are none: controllers that have not heard of it have to hear first.
+            if commit_in_turn(&mut store, writes.into_iter().map(encoded), serial)? {
                 count += released;
+                if released < WRITE_COUNT_MAX {
+                    return Ok(count);
+                }
             }
         }
     }

@@ -14,6 +14,10 @@ use std::time::Duration;
 const NEWS_COUNT: usize = 16;
 /// A host says that it is there so often, also where nothing has changed.
 pub const HEARTBEAT: Duration = Duration::from_secs(30);
+/// The same while it asks for vNICs: a claim of one that says nothing is none after a while.
+const CLAIM_BEAT: Duration = Duration::from_secs(5);
+/// A claim that was not said again for so long does not count.
+pub(crate) const CLAIM_TIME: Duration = Duration::from_secs(3 * CLAIM_BEAT.as_secs());
 /// After a failure.
 const RETRY: Duration = Duration::from_secs(3);
 
@@ -154,7 +158,11 @@ fn write_all(file: &ClusterFile, root: &str, words: &Receiver<Words>, errors: &S
             Ok(())
         };
         let error = write().err();
-        wait = if error.is_some() { RETRY } else { HEARTBEAT };
+        wait = match &error {
+            Some(_) => RETRY,
+            None if last.as_ref().is_some_and(|words| !words.followed.claims.is_empty()) => CLAIM_BEAT,
+            None => HEARTBEAT,
+        };
         if error.is_some() {
             // Certificates are read anew with the next one.
             store = None;

@@ -40,7 +40,7 @@ pub use follow::{Follow, HEARTBEAT, Report, Waker};
 pub use operator::Operator;
 pub use peers::{Peer, PeersOf};
 pub use places::{ClaimsOf, Move, due_places, place_vnics};
-pub use records::{Followed, Held, HostRecord, Identity, Place, Problem, is_host_name};
+pub use records::{Followed, Held, HostRecord, Identity, Place, Problem, RefusedClaims, is_host_name};
 pub use view::{Places, View};
 
 pub use freeflow_etcd::News;

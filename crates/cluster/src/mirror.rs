@@ -42,6 +42,8 @@ enum At {
 fn place_of(view: &View, name: &str, host: &str, released: &Released) -> At {
     match view.places().get(name) {
         None => At::Unsaid,
+        // Of a backup: where the vNIC is, it stays, until controllers have asked the hosts.
+        Some((at, _)) if *at < view.restored_at() => At::Unsaid,
         Some((at, place)) => {
             let is_here = place.host == host && place.next.is_none() && released.get(name) != Some(&at.0);
             if is_here { At::Here } else { At::Elsewhere }

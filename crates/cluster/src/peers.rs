@@ -14,6 +14,28 @@ use std::net::IpAddr;
 /// Hosts and prefixes that a router takes.
 const PEER_COUNT_MAX: usize = 256;
 const PREFIX_COUNT_MAX: usize = 4096;
+const ALL_PREFIX_COUNT_MAX: usize = 65_536;
+
+/// Ranges of which no two overlap.
+#[derive(Default)]
+struct Ranges {
+    /// The last address of each by its first one.
+    by_first: BTreeMap<IpAddr, IpAddr>,
+}
+
+impl Ranges {
+    fn overlaps(&self, cidr: Cidr) -> bool {
+        let (first, last) = cidr.bounds();
+        // Addresses of a family are together in this order; of ranges that begin earlier the last one ends last.
+        let before = self.by_first.range(..=last).next_back();
+        before.is_some_and(|(_, end)| end.is_ipv4() == last.is_ipv4() && *end >= first)
+    }
+
+    fn add(&mut self, cidr: Cidr) {
+        let (first, last) = cidr.bounds();
+        self.by_first.insert(first, last);
+    }
+}
 
 /// Another host, with the field names of the peers file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -58,22 +80,26 @@ impl PeersOf {
             };
             all.problems.push(Problem::about("Host", name, format!("{why}: it is left out")));
         }
-        let mut taken = Vec::new();
-        let mut prefixes = single_addresses(&believed, view, declared);
+        let mut taken = Ranges::default();
+        let mut prefixes = single_addresses(&believed, view, declared, &mut all.problems);
+        let mut count: usize = prefixes.values().map(Vec::len).sum();
         for (name, cidr, what) in ranges(&believed, view, declared) {
             if let Some(why) = why_not(cidr, &taken, &what, declared) {
                 all.problems.push(Problem::about("Host", name, format!("{why}: its addresses are not reached")));
                 continue;
             }
-            taken.push(cidr);
+            taken.add(cidr);
             let of_host = prefixes.entry(name).or_default();
-            match of_host.len() < PREFIX_COUNT_MAX {
-                true => of_host.push(cidr),
-                false => {
-                    let why = format!("more than {PREFIX_COUNT_MAX} ranges of addresses; {what} is not reached");
-                    all.problems.push(Problem::about("Host", name, why));
+            let why = match () {
+                () if of_host.len() >= PREFIX_COUNT_MAX => format!("more than {PREFIX_COUNT_MAX} ranges of addresses"),
+                () if count >= ALL_PREFIX_COUNT_MAX => format!("all hosts have more than {ALL_PREFIX_COUNT_MAX}"),
+                () => {
+                    count += 1;
+                    of_host.push(cidr);
+                    continue;
                 }
-            }
+            };
+            all.problems.push(Problem::about("Host", name, format!("{why}; {what} is not reached")));
         }
         for (name, record) in believed.into_iter().skip(1) {
             // A router takes no host without addresses.
@@ -98,12 +124,13 @@ fn by_age(view: &View) -> impl Iterator<Item = (&String, &HostRecord)> {
 
 /// The ranges of hosts' own networks that others believe.
 pub(crate) fn own_ranges<'a>(view: &'a View, declared: &State) -> Vec<(&'a str, Cidr)> {
-    let mut believed: Vec<(&str, Cidr)> = Vec::new();
+    let (mut believed, mut taken) = (Vec::new(), Ranges::default());
     for (name, record) in by_age(view) {
         let Ok(range) = record.default_range.parse::<Pool>() else { continue };
-        let (cidr, taken) = (Cidr::from(range), believed.iter().map(|(_, cidr)| *cidr).collect::<Vec<_>>());
+        let cidr = Cidr::from(range);
         if why_not(cidr, &taken, OWN_RANGE, declared).is_none() {
-            believed.push((name, cidr));
+            taken.add(cidr);
+            believed.push((name.as_str(), cidr));
         }
     }
     believed
@@ -123,17 +150,24 @@ fn single_addresses<'a>(
     believed: &[(&'a String, &HostRecord)],
     view: &View,
     declared: &State,
+    problems: &mut Vec<Problem>,
 ) -> BTreeMap<&'a str, Vec<Cidr>> {
     let hosts: BTreeMap<&str, &'a str> = believed.iter().map(|(name, _)| (name.as_str(), name.as_str())).collect();
     let mut single = BTreeMap::<&str, Vec<Cidr>>::new();
+    let mut count = 0;
     for (name, (_, place)) in view.places() {
         let Some(host) = hosts.get(place.host.as_str()) else { continue };
         let Some(vnic) = declared.vnic(name) else { continue };
         let is_floating = declared.network(vnic.network()).is_some_and(|network| network.is_floating(vnic.address));
         let of_host = single.entry(host).or_default();
-        // Half of them are left for ranges, however many vNICs a host has.
-        if is_floating && of_host.len() + 2 <= PREFIX_COUNT_MAX / 2 {
-            of_host.extend(vnic.object.spec.addresses.iter().copied().map(Cidr::single));
+        let addresses = &vnic.object.spec.addresses;
+        // Half of them are left for ranges, however many vNICs there are.
+        let has_room = |count: usize, max: usize| count + addresses.len() <= max / 2;
+        if !(has_room(of_host.len(), PREFIX_COUNT_MAX) && has_room(count, ALL_PREFIX_COUNT_MAX)) {
+            problems.push(Problem::about("Vnic", name, "there are too many that move: it is not reached"));
+        } else if is_floating {
+            count += addresses.len();
+            of_host.extend(addresses.iter().copied().map(Cidr::single));
         }
     }
     single
@@ -166,8 +200,8 @@ fn ranges<'a>(believed: &[(&'a String, &HostRecord)], view: &View, declared: &St
 
 const OWN_RANGE: &str = "its range of the network default";
 
-fn why_not(cidr: Cidr, taken: &[Cidr], what: &str, declared: &State) -> Option<String> {
-    if taken.iter().any(|other| other.overlaps(cidr)) {
+fn why_not(cidr: Cidr, taken: &Ranges, what: &str, declared: &State) -> Option<String> {
+    if taken.overlaps(cidr) {
         return Some(format!("{what}, {cidr}, overlaps another host's"));
     }
     let has = |network: &&NetworkEntry| Cidr::from(network.pool).overlaps(cidr);

@@ -5,8 +5,9 @@
 //! revision alone, so that none that is late takes anything away, or keeps it.
 use crate::ClusterError;
 use crate::file::ClusterFile;
-use crate::records::Place;
-use crate::turns::{WRITE_COUNT_MAX, commit, serial_in};
+use crate::follow::CLAIM_TIME;
+use crate::records::{PLACE_COUNT_MAX, Place};
+use crate::turns::{WRITE_COUNT_MAX, commit, commit_in_turn, serial_in};
 use crate::view::{Places, View, places_in, state_of};
 use freeflow_orchestrator::objects::{AnyObject, ObjectKind, Typed, Vnic};
 use freeflow_orchestrator::{Reason, Refusal, Revision, State, Store};
@@ -28,10 +29,10 @@ fn is_released(view: &View, name: &str, (at, place): &(Revision, Place)) -> bool
 pub struct ClaimsOf<'a>(BTreeMap<&'a str, Vec<(u64, &'a String)>>);
 
 impl<'a> ClaimsOf<'a> {
-    /// All that there are.
+    /// All that there are, of hosts that say so still.
     pub fn all(view: &'a View) -> Self {
         let mut all = Self::default();
-        for host in view.hosts().keys() {
+        for host in view.hosts().keys().filter(|host| view.silence(host) < CLAIM_TIME) {
             for (name, number) in view.followed().get(host).into_iter().flat_map(|followed| &followed.claims) {
                 all.0.entry(name).or_default().push((*number, host));
             }
@@ -39,10 +40,13 @@ impl<'a> ClaimsOf<'a> {
         all
     }
 
-    /// The oldest claim for a vNIC, of a host that may have it, and is not `but`.
-    pub fn first(&self, vnic: &Typed<Vnic>, but: Option<&str>) -> Option<(u64, &'a String)> {
-        let claims = self.0.get(vnic.metadata.name.as_str())?.iter().copied();
-        claims.filter(|(_, host)| is_allowed(vnic, host) && but != Some(host.as_str())).min()
+    /// Claims for a vNIC, of hosts that may have it, and are not `but`; the oldest first.
+    pub fn of(&self, vnic: &Typed<Vnic>, but: Option<&str>) -> Vec<(u64, &'a String)> {
+        let claims = self.0.get(vnic.metadata.name.as_str()).into_iter().flatten().copied();
+        let mut claims: Vec<_> =
+            claims.filter(|(_, host)| is_allowed(vnic, host) && but != Some(host.as_str())).collect();
+        claims.sort_unstable();
+        claims
     }
 
     /// Whether there is one.
@@ -51,16 +55,16 @@ impl<'a> ClaimsOf<'a> {
     }
 }
 
-/// The hosts that say that they have a vNIC: where no place says so, places were lost with what a backup has not.
-fn holders_by_their_word(view: &View) -> BTreeMap<&str, &String> {
-    let mut holders = BTreeMap::new();
+/// vNICs that hosts say they have: the revision of the place by which, and the host.
+fn held_by_word(view: &View) -> BTreeMap<&str, Vec<(u64, &String)>> {
+    let mut all = BTreeMap::<&str, Vec<(u64, &String)>>::new();
     for host in view.hosts().keys() {
         let held = view.followed().get(host).into_iter().flat_map(|followed| &followed.vnics);
-        for (name, _) in held.filter(|(_, held)| !held.released) {
-            holders.entry(name.as_str()).or_insert(host);
+        for (name, held) in held.filter(|(_, held)| !held.released) {
+            all.entry(name.as_str()).or_default().push((held.at, host));
         }
     }
-    holders
+    all
 }
 
 fn vnics_of(declared: &State) -> BTreeMap<String, Typed<Vnic>> {
@@ -71,28 +75,71 @@ fn vnics_of(declared: &State) -> BTreeMap<String, Typed<Vnic>> {
     declared.objects(ObjectKind::Vnic).filter_map(vnic).collect()
 }
 
+/// The next place of a vNIC, if another one is due.
+struct Deciding<'a> {
+    view: &'a View,
+    claims: ClaimsOf<'a>,
+    held: BTreeMap<&'a str, Vec<(u64, &'a String)>>,
+    /// Of each host.
+    counts: BTreeMap<String, usize>,
+}
+
+impl<'a> Deciding<'a> {
+    fn new(view: &'a View, places: &Places) -> Self {
+        let mut counts = BTreeMap::new();
+        for (_, place) in places.values() {
+            *counts.entry(place.host.clone()).or_default() += 1;
+        }
+        let held = if view.restored_at().0 > 0 { held_by_word(view) } else { BTreeMap::new() };
+        Self { view, claims: ClaimsOf::all(view), held, counts }
+    }
+
+    fn claimant(&self, vnic: &Typed<Vnic>) -> Option<&'a String> {
+        let has_room = |host: &String| self.counts.get(host).is_none_or(|count| *count < PLACE_COUNT_MAX);
+        self.claims.of(vnic, None).into_iter().map(|(_, host)| host).find(|host| has_room(host))
+    }
+
+    /// The host that has it by its own word, under the latest place.
+    fn holder(&self, vnic: &Typed<Vnic>) -> Option<&'a String> {
+        let held = self.held.get(vnic.metadata.name.as_str())?.iter().copied();
+        held.filter(|(_, host)| is_allowed(vnic, host)).max_by_key(|(at, _)| *at).map(|(_, host)| host)
+    }
+
+    fn next(&self, name: &str, vnic: &Typed<Vnic>, there: Option<&(Revision, Place)>) -> Option<Option<Place>> {
+        let restored_at = self.view.restored_at();
+        let addresses = vnic.spec.addresses.clone();
+        let at = |host: &String, moved| {
+            Some(Some(Place { host: host.clone(), next: None, moved, addresses: addresses.clone() }))
+        };
+        match there {
+            // Declared before etcd was restored: its place may have been lost.
+            None => {
+                let is_of_backup = vnic.metadata.resource_version.unwrap_or_default() < restored_at.0;
+                let holder = self.holder(vnic).filter(|_| is_of_backup);
+                at(holder.or_else(|| self.claimant(vnic))?, false)
+            }
+            // As it was when the backup was made. A place that is written now is as it is.
+            Some((revision, place)) if *revision < restored_at => at(self.holder(vnic).unwrap_or(&place.host), false),
+            Some(place) if !is_released(self.view, name, place) => None,
+            Some((_, Place { next: Some(next), .. })) if self.view.hosts().contains_key(next) => at(next, true),
+            // A new vNIC of the name.
+            Some((_, place)) if place.addresses != addresses => Some(None),
+            Some(_) => at(self.claimant(vnic)?, false),
+        }
+    }
+}
+
 /// Places to be written (`Some`), and those that are over.
 pub fn due_places(view: &View, declared: &State, places: &Places) -> Vec<(String, Option<Place>)> {
     let (vnics, mut writes) = (vnics_of(declared), Vec::new());
-    let (claims, holders) = (ClaimsOf::all(view), holders_by_their_word(view));
-    let first_claimant = |vnic: &Typed<Vnic>| claims.first(vnic, None).map(|(_, host)| host);
+    let mut deciding = Deciding::new(view, places);
     for (name, vnic) in &vnics {
-        let there = places.get(name);
-        let addresses = vnic.spec.addresses.clone();
-        let host = match there {
-            None => holders.get(name.as_str()).copied().or_else(|| first_claimant(vnic)),
-            Some(place) if !is_released(view, name, place) => None,
-            Some((_, Place { next: Some(next), .. })) if view.hosts().contains_key(next) => Some(next),
-            // A new vNIC of the name.
-            Some((_, place)) if place.addresses != addresses => {
-                writes.push((name.clone(), None));
-                continue;
+        if let Some(next) = deciding.next(name, vnic, places.get(name)) {
+            if let Some(place) = &next {
+                *deciding.counts.entry(place.host.clone()).or_default() += 1;
             }
-            Some(_) => first_claimant(vnic),
-        };
-        let moved = there.is_some_and(|(_, place)| place.next.as_ref() == host && host.is_some());
-        let place = |host: &String| Place { host: host.clone(), next: None, moved, addresses };
-        writes.extend(host.map(place).map(|place| (name.clone(), Some(place))));
+            writes.push((name.clone(), next));
+        }
     }
     for (name, place) in places.iter().filter(|(name, _)| !vnics.contains_key(*name)) {
         if is_released(view, name, place) || !view.hosts().contains_key(&place.1.host) {
@@ -113,6 +160,10 @@ pub fn place_vnics(file: &ClusterFile, view: &View) -> Result<(), ClusterError> 
     let mut store = file.store(&file.keys().places())?;
     let listing = store.list("", None)?;
     let serial = serial_in(&listing.entries);
+    if serial > Some(view.revision()) {
+        // A host may have been removed: news of that come first.
+        return Ok(());
+    }
     // Later than the places, so that nothing is placed that was deleted before.
     let declared = state_of(file.store(&file.keys().declared())?.list("", None)?)?;
     let writes = due_places(view, &declared, &places_in(&listing.entries));
@@ -136,7 +187,8 @@ pub(crate) fn release(file: &ClusterFile, host: &str) -> Result<usize, ClusterEr
         let of_host = places_in(&listing.entries).into_iter().filter(|(_, (_, place))| place.host == host);
         let writes: Vec<_> = of_host.take(WRITE_COUNT_MAX).map(|(name, _)| (name, None)).collect();
         let released = writes.len();
-        if commit(&mut store, writes.into_iter().map(encoded), serial_in(&listing.entries))? {
+        // Also where there are none: controllers that have not heard of it have to hear first.
+        if commit_in_turn(&mut store, writes.into_iter().map(encoded), serial_in(&listing.entries))? {
             count += released;
             if released < WRITE_COUNT_MAX {
                 return Ok(count);

@@ -11,8 +11,11 @@ const PROBLEM_COUNT_MAX: usize = 64;
 const PROBLEM_CHARS_MAX: usize = 400;
 /// Networks of a host.
 const RANGE_COUNT_MAX: usize = 1024;
+/// vNICs of the cluster's that a host speaks of: more than have their place there.
+const VNIC_COUNT_MAX: usize = 2 * PLACE_COUNT_MAX;
 /// vNICs of the cluster's on one host.
-pub(crate) const VNIC_COUNT_MAX: usize = 2048;
+pub(crate) const PLACE_COUNT_MAX: usize = 1000;
+const REFUSED_COUNT_MAX: usize = 64;
 /// Longest name of a host in a peers file.
 const HOST_NAME_BYTES_MAX: usize = 64;
 
@@ -92,14 +95,23 @@ pub struct Place {
 /// A vNIC of the cluster's that a host has, or had.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Held {
-    /// Revision of its place; 0: it has none, and the host has the vNIC.
+    /// Revision of its place, by which the host has the vNIC; 0: of none.
     pub at: u64,
     /// It is not there any more, and won't be until its place is another one.
     #[serde(default)]
     pub released: bool,
-    /// Why it was not let go for the claim of this number.
+    /// Claims for which it was not let go.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub refused: Option<(u64, String)>,
+    pub refused: Option<RefusedClaims>,
+}
+
+/// Claims of other hosts that a host has refused.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RefusedClaims {
+    /// Number of the claim of each host.
+    pub claims: BTreeMap<String, u64>,
+    /// A sentence for people.
+    pub why: String,
 }
 
 /// Something that a host can't follow.
@@ -181,7 +193,12 @@ impl Followed {
         }
         self.release = bounded(&self.release);
         for held in self.vnics.values_mut() {
-            held.refused = held.refused.take().map(|(claim, why)| (claim, bounded(&why)));
+            if let Some(refused) = &mut held.refused {
+                refused.why = bounded(&refused.why);
+                while refused.claims.len() > REFUSED_COUNT_MAX {
+                    refused.claims.pop_last();
+                }
+            }
         }
         while self.vnics.len() > VNIC_COUNT_MAX {
             self.vnics.pop_last();

@@ -24,11 +24,18 @@ pub(crate) fn commit(
     writes: impl IntoIterator<Item = (String, Option<Vec<u8>>)>,
     serial: Option<Revision>,
 ) -> Result<bool, ClusterError> {
+    let mut writes = writes.into_iter().peekable();
+    if writes.peek().is_none() { Ok(true) } else { commit_in_turn(store, writes, serial) }
+}
+
+/// The same; the serial number is written also where nothing else is.
+pub(crate) fn commit_in_turn(
+    store: &mut EtcdStore,
+    writes: impl IntoIterator<Item = (String, Option<Vec<u8>>)>,
+    serial: Option<Revision>,
+) -> Result<bool, ClusterError> {
     let write = |(key, value)| Write { key, value, lease: None };
     let mut writes: Vec<Write> = writes.into_iter().map(write).collect();
-    if writes.is_empty() {
-        return Ok(true);
-    }
     writes.push(serial_write());
     let transaction = Transaction { compares: vec![Compare { key: SERIAL.into(), modified: serial }], writes };
     Ok(matches!(store.commit(&transaction)?, Committed::Done(_)))

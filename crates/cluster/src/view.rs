@@ -7,6 +7,7 @@ use freeflow_orchestrator::store::{Entry, Listing};
 use freeflow_orchestrator::{KEY_PREFIX, Pool, Revision, State};
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 /// By name of the vNIC, with the revision at which each was written.
 pub type Places = BTreeMap<String, (Revision, Place)>;
@@ -16,6 +17,8 @@ pub struct View {
     keys: Keys,
     revision: Revision,
     identity: Option<Identity>,
+    /// When that was last written.
+    identity_at: Revision,
     /// When what is declared was last changed.
     declared_at: Revision,
     /// By their keys in the store of declared objects.
@@ -26,6 +29,8 @@ pub struct View {
     /// By network and host.
     blocks: BTreeMap<(String, String), Pool>,
     places: Places,
+    /// When news of each host's words came last, by our own clock.
+    spoke: BTreeMap<String, Instant>,
 }
 
 /// A value that is none is as one that is not there: whose it is can be blamed for it, others can't.
@@ -75,6 +80,8 @@ impl View {
             keys: Keys::new(root),
             revision: Revision(0),
             identity: None,
+            identity_at: Revision(0),
+            spoke: BTreeMap::new(),
             declared_at: Revision(0),
             declared: BTreeMap::new(),
             hosts: BTreeMap::new(),
@@ -86,18 +93,23 @@ impl View {
 
     /// Takes news in. Whether a host has anything to do for them: how far others have followed does not concern it.
     pub fn take(&mut self, news: News) -> bool {
+        self.take_at(news, Instant::now())
+    }
+
+    /// The same, of news that came at this time.
+    pub fn take_at(&mut self, news: News, now: Instant) -> bool {
         match news {
             News::Listed(revision, entries) => {
                 *self = Self::new(self.keys.root());
                 self.revision = revision;
                 for entry in entries {
-                    self.change(&entry.key.clone(), Some(entry));
+                    self.change(&entry.key.clone(), Some(entry), now);
                 }
                 true
             }
             News::Changed(revision, changes) => {
                 self.revision = revision;
-                changes.into_iter().fold(false, |any, (key, entry)| self.change(&key, entry) || any)
+                changes.into_iter().fold(false, |any, (key, entry)| self.change(&key, entry, now) || any)
             }
             News::Unchanged(revision) => {
                 self.revision = revision;
@@ -107,10 +119,11 @@ impl View {
         }
     }
 
-    fn change(&mut self, key: &str, entry: Option<Entry>) -> bool {
+    fn change(&mut self, key: &str, entry: Option<Entry>, now: Instant) -> bool {
         match self.keys.meaning(key) {
             None => false,
             Some(Meaning::Identity) => {
+                self.identity_at = entry.as_ref().map(|entry| entry.modified).unwrap_or_default();
                 let identity = value(entry.as_ref());
                 std::mem::replace(&mut self.identity, identity.clone()) != identity
             }
@@ -129,6 +142,7 @@ impl View {
                 put(&mut self.hosts, host.to_owned(), record.map(|record| (since, record)))
             }
             Some(Meaning::Followed(host)) => {
+                self.spoke.insert(host.to_owned(), now);
                 put(&mut self.followed, host.to_owned(), value(entry.as_ref()).map(Followed::bounded));
                 false
             }
@@ -186,6 +200,17 @@ impl View {
     /// By network and host.
     pub fn blocks(&self) -> &BTreeMap<(String, String), Pool> {
         &self.blocks
+    }
+
+    /// All that came from the backup, where etcd was restored from one, was last written before this.
+    pub fn restored_at(&self) -> Revision {
+        let is_restored = self.identity.as_ref().is_some_and(|identity| identity.restored > 0);
+        if is_restored { self.identity_at } else { Revision(0) }
+    }
+
+    /// How long nothing was heard of a host.
+    pub(crate) fn silence(&self, host: &str) -> Duration {
+        self.spoke.get(host).map_or(Duration::MAX, Instant::elapsed)
     }
 
     /// The hosts of declared vNICs.

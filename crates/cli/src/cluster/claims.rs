@@ -7,7 +7,7 @@ use crate::record::now_ms;
 use freeflow_cluster::Waker;
 use freeflow_hostnet::run_dir::RunDir;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::Shutdown;
@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 const CLAIM_TIME: Duration = Duration::from_secs(10);
 /// Between two looks whether the caller is still there.
 const LOOK: Duration = Duration::from_millis(250);
+const NOTICE_TIME: Duration = Duration::from_millis(500);
 const LINE_BYTES_MAX: u64 = 4096;
 const LINE_TIME: Duration = Duration::from_secs(5);
 const CLAIM_COUNT_MAX: usize = 64;
@@ -31,6 +32,8 @@ struct Claim {
     vnic: String,
     /// Until it is there, however long.
     waits: bool,
+    /// It is there, and is to stay: no host is asked.
+    is_present: bool,
 }
 
 /// State of a claim.
@@ -38,14 +41,17 @@ struct Claim {
 pub enum Answer {
     /// The vNIC is this host's, and there.
     Here,
-    /// It can't be had; a sentence for people.
+    /// It can't be had now; a sentence for people.
     Refused(String),
+    /// Nor later.
+    Never(String),
     /// It may be had yet. It is refused with this sentence when time is up.
     Later(String),
 }
 
 struct Wanted {
     vnic: String,
+    is_present: bool,
     answer: Option<Answer>,
 }
 
@@ -104,33 +110,44 @@ impl Claims {
         self.shared().waker = Some(waker);
     }
 
+    /// A container is to have the vNIC.
+    pub fn is_awaited(&self, vnic: &str) -> bool {
+        self.shared().wanted.values().any(|wanted| wanted.vnic == vnic)
+    }
+
+    /// vNICs that are there, and of which a container is to have each.
+    pub fn present(&self) -> BTreeSet<String> {
+        let shared = self.shared();
+        shared.wanted.values().filter(|wanted| wanted.is_present).map(|wanted| wanted.vnic.clone()).collect()
+    }
+
     /// vNICs that are asked for, each with the number of the oldest claim.
     pub fn wanted(&self) -> BTreeMap<String, u64> {
         let mut all = BTreeMap::new();
-        for (number, wanted) in &self.shared().wanted {
+        for (number, wanted) in self.shared().wanted.iter().filter(|(_, wanted)| !wanted.is_present) {
             all.entry(wanted.vnic.clone()).or_insert(*number);
         }
         all
     }
 
-    /// Notes the state of the claims for a vNIC.
-    pub fn answer(&self, vnic: &str, answer: &Answer) {
+    /// Notes the state of the claims for a vNIC, or of those that it is to stay for.
+    pub fn answer(&self, vnic: &str, is_present: bool, answer: &Answer) {
         let mut shared = self.shared();
-        for wanted in shared.wanted.values_mut().filter(|wanted| wanted.vnic == vnic) {
-            wanted.answer = Some(answer.clone());
-        }
+        let is_it = |wanted: &&mut Wanted| wanted.vnic == vnic && wanted.is_present == is_present;
+        shared.wanted.values_mut().filter(is_it).for_each(|wanted| wanted.answer = Some(answer.clone()));
         drop(shared);
         self.0.1.notify_all();
     }
 
-    fn add(&self, vnic: &str) -> Option<u64> {
+    fn add(&self, claim: &Claim) -> Option<u64> {
         let mut shared = self.shared();
         if shared.wanted.len() >= CLAIM_COUNT_MAX {
             return None;
         }
         let number = now_ms().max(shared.last_number + 1);
         shared.last_number = number;
-        shared.wanted.insert(number, Wanted { vnic: vnic.into(), answer: None });
+        let (vnic, is_present) = (claim.vnic.clone(), claim.is_present);
+        shared.wanted.insert(number, Wanted { vnic, is_present, answer: None });
         shared.waker.iter().for_each(Waker::wake);
         Some(number)
     }
@@ -146,7 +163,7 @@ impl Claims {
         let mut line = String::new();
         BufReader::new(stream.take(LINE_BYTES_MAX)).read_line(&mut line)?;
         let claim: Claim = serde_json::from_str(&line)?;
-        let Some(number) = self.add(&claim.vnic) else {
+        let Some(number) = self.add(&claim) else {
             return say(stream, &Answer::Refused("too many claims for vNICs at once; try again".into()));
         };
         let done = self.wait(stream, &claim, number).and_then(|answer| {
@@ -168,7 +185,7 @@ impl Claims {
             let answer = shared.wanted.get(&number).and_then(|wanted| wanted.answer.clone());
             let is_over = Instant::now() >= until;
             match answer {
-                Some(Answer::Here) => return Ok(Answer::Here),
+                Some(answer @ (Answer::Here | Answer::Never(_))) => return Ok(answer),
                 Some(Answer::Refused(why)) if !claim.waits => return Ok(Answer::Refused(why)),
                 Some(Answer::Later(why)) if is_over && !claim.waits => return Ok(Answer::Refused(why)),
                 None if is_over && !claim.waits => {
@@ -210,11 +227,11 @@ impl Drop for Claimed {
     }
 }
 
-fn ask(run_dir: &RunDir, vnic: &str, waits: bool) -> Result<UnixStream> {
+fn ask(run_dir: &RunDir, claim: &Claim) -> Result<UnixStream> {
     let away =
         |_| Failure::new(format!("the follower of the cluster is not there; see freeflow{} doctor", run_dir.option()));
     let stream = UnixStream::connect(socket_of(run_dir)).map_err(away)?;
-    let mut line = serde_json::to_string(&Claim { vnic: vnic.into(), waits }).expect("a claim is encodable");
+    let mut line = serde_json::to_string(claim).expect("a claim is encodable");
     line.push('\n');
     (&stream).write_all(line.as_bytes()).map_err(away)?;
     Ok(stream)
@@ -229,17 +246,22 @@ pub fn claim(run_dir: &RunDir, vnic: &str, waits: bool) -> Result<Option<Claimed
     if !follows(run_dir) {
         return Ok(None);
     }
-    let stream = ask(run_dir, vnic, waits)?;
+    let stream = ask(run_dir, &Claim { vnic: vnic.into(), waits, is_present: false })?;
     let mut answer = String::new();
     BufReader::new((&stream).take(LINE_BYTES_MAX)).read_line(&mut answer).context("the follower of the cluster")?;
     match serde_json::from_str(&answer) {
         Ok(Answer::Here) => Ok(Some(Claimed(stream))),
-        Ok(Answer::Refused(why) | Answer::Later(why)) => fail!("the vNIC {vnic}: {why}"),
+        Ok(Answer::Refused(why) | Answer::Never(why) | Answer::Later(why)) => fail!("the vNIC {vnic}: {why}"),
         Err(_) => fail!("the follower of the cluster has ended; see freeflow{} doctor", run_dir.option()),
     }
 }
 
-/// Has the follower, if there is one, know that a container is to have a vNIC that is here.
+/// Has the follower, if there is one, know that a container is to have a vNIC that may be here: it stays then.
 pub fn announce(run_dir: &RunDir, vnic: &str) -> Option<Claimed> {
-    ask(run_dir, vnic, false).ok().filter(|_| follows(run_dir)).map(Claimed)
+    let claim = Claim { vnic: vnic.into(), waits: false, is_present: true };
+    let stream = follows(run_dir).then(|| ask(run_dir, &claim).ok())??;
+    // A follower that is busy is not waited for long.
+    stream.set_read_timeout(Some(NOTICE_TIME)).ok()?;
+    let _ = BufReader::new((&stream).take(LINE_BYTES_MAX)).read_line(&mut String::new());
+    Some(Claimed(stream))
 }

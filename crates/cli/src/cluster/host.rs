@@ -29,6 +29,9 @@ pub struct Memory {
     pub released: BTreeMap<String, u64>,
     #[serde(default)]
     pub served: BTreeMap<String, u64>,
+    /// vNICs of the cluster's that are here, under the latest place that was seen.
+    #[serde(default)]
+    pub had: BTreeMap<String, u64>,
     /// Such ones were seen. Revisions that grow again make them no better.
     #[serde(default)]
     pub has_gone_back: bool,

@@ -1,12 +1,12 @@
 //! vNICs of the cluster's on this host: which it has, asks for, lets go to others, and has to give away.
-use super::{Follower, Host, log};
+use super::{ELECTION_TIME, Follower, Host, log};
 use crate::cluster::Answer;
 use crate::control::api::{BASE, Trouble, encoded};
 use crate::failure::{Failure, Result};
 use crate::record::{Records, now_s};
 use crate::tools;
 use freeflow_cluster::mirror::{Target, Wanted};
-use freeflow_cluster::{ClaimsOf, Held, Place};
+use freeflow_cluster::{ClaimsOf, Held, Place, RefusedClaims};
 use freeflow_orchestrator::State;
 use freeflow_orchestrator::objects::{AnyObject, ObjectKind, Typed, Vnic};
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,8 +18,8 @@ const STOP_TIME: Duration = Duration::from_secs(20);
 /// Claims of others for a vNIC that is in use are looked at again after this time.
 const CLAIM_AGAIN: Duration = Duration::from_secs(1);
 
-/// etcd may be silent so long without being away.
-const ELECTION_TIME: Duration = Duration::from_secs(5);
+/// A vNIC that could not be made here is asked for again after this time.
+const ABLE_AGAIN: Duration = Duration::from_secs(30);
 
 /// Of the vNICs that this host has, what need not outlive the process.
 #[derive(Default)]
@@ -27,12 +27,14 @@ pub struct OwnVnics {
     /// The cluster's vNICs that the router has.
     present: BTreeSet<String>,
     /// Claims of others that were refused, with the number and the reason.
-    refused: BTreeMap<String, (u64, String)>,
+    refused: BTreeMap<String, RefusedClaims>,
     looked_at: BTreeMap<String, Instant>,
     /// Containers that are being stopped, by their vNIC.
     stops: BTreeMap<String, Stop>,
     /// Claims that this host has spoken of.
     claimed: BTreeMap<String, u64>,
+    /// vNICs that could not be made here: for a while they are not asked for again.
+    unable: BTreeMap<String, Instant>,
 }
 
 struct Stop {
@@ -56,9 +58,8 @@ struct Asked {
     name: String,
     at: u64,
     place: Place,
-    /// Of the claim.
-    number: u64,
-    other: String,
+    /// The number of each host's claim.
+    claims: BTreeMap<String, u64>,
 }
 
 fn vnic_in(declared: Option<&State>, name: &str) -> Option<Typed<Vnic>> {
@@ -69,6 +70,11 @@ fn vnic_in(declared: Option<&State>, name: &str) -> Option<Typed<Vnic>> {
 }
 
 impl Follower {
+    pub(super) fn look_at_vnics(&mut self) -> Result<()> {
+        self.vnics.present = self.present_vnics()?;
+        Ok(())
+    }
+
     fn present_vnics(&self) -> Result<BTreeSet<String>> {
         let present = Host { api: &self.api }.present(ObjectKind::Vnic).map_err(Failure::new)?;
         Ok(present.iter().map(|object| object.name().to_owned()).collect())
@@ -122,7 +128,14 @@ impl Follower {
         let is_current = |name: &String, at: &u64| own.iter().any(|(own, own_at, _)| own == name && own_at == at);
         memory.released.retain(|name, at| is_current(name, at));
         memory.served.retain(|name, at| is_current(name, at));
+        memory.had.retain(|name, _| self.vnics.present.contains(name));
         for (name, at, place) in &own {
+            if self.vnics.present.contains(name) {
+                memory.had.insert(name.clone(), (*at).max(memory.had.get(name).copied().unwrap_or_default()));
+            }
+            if place.moved && !memory.served.contains_key(name) && Records::of(&self.run_dir).user_of(name).is_some() {
+                memory.served.insert(name.clone(), *at);
+            }
             let is_over = place.next.is_some() || declared.vnic(name).is_none();
             if is_over && !self.vnics.present.contains(name) {
                 memory.released.insert(name.clone(), *at);
@@ -146,9 +159,16 @@ impl Follower {
             let refused = self.vnics.refused.get(&name).cloned();
             (name, Held { at, released, refused })
         });
-        let is_unplaced = |name: &&String| !self.view.places().contains_key(*name);
-        let unplaced = self.vnics.present.iter().filter(is_unplaced);
-        unplaced.map(|name| (name.clone(), Held::default())).chain(own).collect()
+        // Those that are here though the place is another's, or nobody's: etcd may be as it once was.
+        let had = |name: &String| self.memory.had.get(name).copied().unwrap_or_default();
+        let present = self.vnics.present.iter().map(|name| (name.clone(), Held { at: had(name), ..Held::default() }));
+        let mut held: BTreeMap<String, Held> = present.collect();
+        for (name, mut own) in own {
+            // The later place is the one that it has it by.
+            own.at = own.at.max(held.get(&name).map_or(0, |held| held.at));
+            held.insert(name, own);
+        }
+        held
     }
 
     /// Claims of this host that are not served yet.
@@ -160,16 +180,20 @@ impl Follower {
     pub(super) fn let_go(&mut self) -> Result<bool> {
         let before = self.vnics.refused.clone();
         let mut has_let_go = false;
-        let claimed: BTreeMap<String, u64> =
-            self.claims.wanted().into_iter().filter(|(name, _)| !self.is_here(name)).collect();
+        self.vnics.unable.retain(|_, since| since.elapsed() < ABLE_AGAIN);
+        let is_unable = |name: &String| self.vnics.unable.contains_key(name);
+        let wanted = self.claims.wanted().into_iter().filter(|(name, _)| !self.is_here(name) && !is_unable(name));
+        let claimed: BTreeMap<String, u64> = wanted.collect();
         let is_other = claimed != self.vnics.claimed;
         self.vnics.claimed = claimed;
-        if self.standing.is_none() {
+        // An etcd that is another cluster's, or as it once was, takes nothing away.
+        self.note_going_back()?;
+        if self.standing.is_none() || self.memory.has_gone_back || self.check_identity().is_err() {
             return Ok(is_other);
         }
         let asked = self.asked_of_us();
-        for Asked { name, at, place, number, other } in &asked {
-            let is_known = self.vnics.refused.get(name).is_some_and(|(refused, _)| refused == number);
+        for Asked { name, at, place, claims } in &asked {
+            let is_known = self.vnics.refused.get(name).is_some_and(|refused| refused.claims == *claims);
             let is_early = self.vnics.looked_at.get(name).is_some_and(|at| at.elapsed() < CLAIM_AGAIN);
             if is_known && is_early {
                 continue;
@@ -177,16 +201,21 @@ impl Follower {
             self.vnics.looked_at.insert(name.clone(), Instant::now());
             match self.give_up(name, *at, place)? {
                 None => {
-                    log(&format!("the vNIC {name} is let go: the host {other} asks for it"));
+                    let others: Vec<&str> = claims.keys().map(String::as_str).collect();
+                    log(&format!("the vNIC {name} is let go: others ask for it: {}", others.join(", ")));
+                    if !self.vnics.present.remove(name) {
+                        self.vnics.unable.insert(name.clone(), Instant::now());
+                    }
                     let mut memory = self.memory.clone();
                     memory.released.insert(name.clone(), *at);
                     // Before anybody hears of it.
                     self.remember(memory)?;
                     self.vnics.refused.remove(name);
-                    self.vnics.present.remove(name);
                     has_let_go = true;
                 }
-                Some(why) => drop(self.vnics.refused.insert(name.clone(), (*number, why))),
+                Some(why) => {
+                    self.vnics.refused.insert(name.clone(), RefusedClaims { claims: claims.clone(), why });
+                }
             }
         }
         let is_asked = |name: &String| asked.iter().any(|one| one.name == *name);
@@ -202,15 +231,17 @@ impl Follower {
         let asked = |(name, at, place): (String, u64, Place)| {
             let is_free = place.next.is_none() && self.memory.released.get(&name) != Some(&at);
             let vnic = vnic_in(self.declared.as_ref(), &name).filter(|_| is_free)?;
-            let (number, other) = claims.first(&vnic, Some(&self.host))?;
-            Some(Asked { name, at, place, number, other: other.clone() })
+            let claims = claims.of(&vnic, Some(&self.host)).into_iter();
+            let claims: BTreeMap<String, u64> = claims.map(|(number, host)| (host.clone(), number)).collect();
+            (!claims.is_empty()).then_some(Asked { name, at, place, claims })
         };
         places.filter_map(asked).collect()
     }
 
     /// Takes a vNIC from the router if nothing uses it; else why not.
     fn give_up(&self, name: &str, at: u64, place: &Place) -> Result<Option<String>> {
-        if self.claims.wanted().contains_key(name) {
+        let is_present = self.vnics.present.contains(name);
+        if is_present && self.claims.is_awaited(name) {
             return Ok(Some("a container that starts there is to have it".into()));
         }
         let records = Records::of(&self.run_dir);
@@ -223,6 +254,9 @@ impl Follower {
             let why =
                 format!("an operator has moved it there for a container to come (freeflow move {name} --to HOST)");
             return Ok(Some(why));
+        }
+        if !is_present {
+            return Ok(None);
         }
         match self.api.delete(&format!("{BASE}/vnics/{}?follow=true&unused=true", encoded(name))) {
             Ok(_) => Ok(None),
@@ -242,18 +276,24 @@ impl Follower {
 
     /// Says what the claims of this host's callers come to.
     pub(super) fn answer_claims(&mut self) {
-        for (name, number) in self.claims.wanted() {
-            let answer = self.answer_of(&name, number);
+        let present = self.claims.present().into_iter().map(|name| (name, None));
+        for (name, number) in self.claims.wanted().into_iter().map(|(name, number)| (name, Some(number))).chain(present)
+        {
+            let answer = match number {
+                Some(number) => self.answer_of(&name, number),
+                None if self.is_here(&name) => Answer::Here,
+                None => Answer::Never("it is not here".into()),
+            };
             if answer == Answer::Here {
                 let mut memory = self.memory.clone();
                 let at = self.view.places().get(&name).map(|(at, _)| at.0).unwrap_or_default();
                 memory.served.insert(name.clone(), at);
                 if let Err(failure) = self.remember(memory) {
-                    self.claims.answer(&name, &Answer::Later(failure.to_string()));
+                    self.claims.answer(&name, number.is_none(), &Answer::Later(failure.to_string()));
                     continue;
                 }
             }
-            self.claims.answer(&name, &answer);
+            self.claims.answer(&name, number.is_none(), &answer);
         }
     }
 
@@ -263,7 +303,6 @@ impl Follower {
         }
         if let Some((since, why)) = &self.behind {
             let why = format!("etcd does not answer, so it is not to be had from another host: {why}");
-            // Members elect another leader within seconds.
             let is_brief = since.elapsed() < ELECTION_TIME;
             return if is_brief { Answer::Later(why) } else { Answer::Refused(why) };
         }
@@ -271,10 +310,10 @@ impl Follower {
             return Answer::Later("this host does not follow the cluster just now; see freeflow cluster status".into());
         }
         let Some(vnic) = vnic_in(self.declared.as_ref(), name) else {
-            return Answer::Refused("neither this host nor the cluster declares one of this name".into());
+            return Answer::Never("neither this host nor the cluster declares one of this name".into());
         };
         if !vnic.spec.hosts.is_empty() && !vnic.spec.hosts.contains(&self.host) {
-            return Answer::Refused(format!("its spec.hosts has no {}", self.host));
+            return Answer::Never(format!("its spec.hosts has no {}", self.host));
         }
         let Some((_, place)) = self.view.places().get(name) else {
             return Answer::Later("no controller of the cluster has answered".into());
@@ -289,8 +328,8 @@ impl Follower {
         }
         let followed = self.view.followed().get(&place.host);
         let refused = followed.and_then(|followed| followed.vnics.get(name)?.refused.clone());
-        match refused.filter(|(claim, _)| *claim == number) {
-            Some((_, why)) => Answer::Refused(format!("it is on the host {}: {why}", place.host)),
+        match refused.filter(|refused| refused.claims.get(&self.host) == Some(&number)) {
+            Some(refused) => Answer::Refused(format!("it is on the host {}: {}", place.host, refused.why)),
             None => Answer::Later(format!(
                 "it is on the host {}, which was heard {} s ago and has not let it go; if that host is down: freeflow \
                  move {name} --to {} --force",

@@ -5,6 +5,7 @@ use freeflow_orchestrator::objects::{AnyObject, ObjectKind, parse_object};
 use freeflow_orchestrator::store::Entry;
 use freeflow_orchestrator::{Command, Revision, State};
 use serde_json::{Value, json};
+use std::time::{Duration, Instant};
 
 pub const ROOT: &str = "/freeflow";
 
@@ -95,9 +96,26 @@ impl Given {
         self.key(&format!("hosts/{host}/data/followed"), &serde_json::to_vec(followed).expect("encodable"))
     }
 
+    /// An operator has said that all before this came from a backup.
+    pub fn restored(mut self) -> Self {
+        self.0.retain(|entry| !entry.key.ends_with("/identity"));
+        let identity = Identity { id: "c".into(), version: 1, restored: 1000 };
+        // Entries of a list come in any order, and none has the revision of another.
+        let later = Self::default().key("cluster/data/identity", &serde_json::to_vec(&identity).expect("encodable"));
+        let revision = Revision(self.0.iter().map(|entry| entry.modified.0).max().unwrap_or_default() + 1);
+        self.0.extend(later.0.into_iter().map(|entry| Entry { modified: revision, ..entry }));
+        self
+    }
+
     pub fn view(self) -> View {
+        self.view_of(Duration::ZERO)
+    }
+
+    /// All of it came so long ago.
+    pub fn view_of(self, ago: Duration) -> View {
         let mut view = View::new(ROOT);
-        assert!(view.take(News::Listed(Revision(100), self.0)));
+        let then = Instant::now().checked_sub(ago).expect("the machine has run for longer");
+        assert!(view.take_at(News::Listed(Revision(100), self.0), then));
         view
     }
 }

@@ -5,6 +5,7 @@ use freeflow_cluster::{Followed, Held, PeersOf, Place, View, due_places};
 use freeflow_orchestrator::objects::{AnyObject, ObjectKind};
 use serde_json::json;
 use std::net::IpAddr;
+use std::time::Duration;
 
 const ADDRESS: &str = "10.50.0.226";
 
@@ -120,9 +121,47 @@ fn a_place_is_over_when_its_vnic_is_and_its_host_says_so() {
 
 #[test]
 fn after_a_backup_a_vnic_is_where_a_host_says_that_it_has_it() {
-    let given = given(&[]).followed("h2", &claims(1)).followed("h3", &holds(Held { at: 70, ..Held::default() }));
-    assert_eq!(placed(&given.clone().view()), Some(at("h3")));
-    assert_eq!(placed(&given.followed("h3", &released(70)).view()), Some(at("h2")));
+    let had = |at| holds(Held { at, ..Held::default() });
+    let all = given(&[]).followed("h2", &claims(1)).followed("h3", &had(70)).followed("h1", &had(60));
+    // Without a backup a word is none: a host that says so of what it has not had gets nothing.
+    assert_eq!(placed(&all.clone().view()), Some(at("h2")));
+    assert_eq!(placed(&all.clone().restored().view()), Some(at("h3")), "the place was lost");
+    let (old, _) = all.clone().place("database", &at("h1"));
+    assert_eq!(placed(&old.restored().view()), Some(at("h3")), "the place was an earlier one");
+    let (old, _) = given(&[]).followed("h2", &claims(1)).place("database", &at("h1"));
+    assert_eq!(placed(&old.restored().view()), Some(at("h1")), "nobody says another thing");
+    let (new, _) = all.restored().place("database", &at("h1"));
+    assert_eq!(placed(&new.view()), None, "it was written since");
+    // A vNIC that was declared since has been nobody's, and spec.hosts holds for words, too.
+    let since = Given::new().restored().and(given(&[]).followed("h3", &had(70)));
+    assert_eq!(placed(&since.view()), None);
+    let others = given(&["h1"]).followed("h3", &had(70)).restored();
+    assert_eq!(placed(&others.view()), None);
+}
+
+#[test]
+fn a_host_that_says_nothing_more_asks_for_nothing() {
+    let asked = || given(&[]).followed("h2", &claims(1));
+    assert_eq!(placed(&asked().view_of(Duration::from_secs(10))), Some(at("h2")));
+    assert_eq!(placed(&asked().view_of(Duration::from_secs(20))), None);
+}
+
+#[test]
+fn no_host_has_more_than_it_can_tell_of() {
+    let names: Vec<String> = (0..1002).map(|number| format!("v{number}")).collect();
+    let wide = object("Network", "wide", json!({"tenant": "red", "cidrs": ["10.64.0.0/16"]}));
+    let wide = match wide {
+        AnyObject::Network(mut network) => {
+            network.spec.floating = Some("10.64.224.0/19".into());
+            AnyObject::from(network)
+        }
+        other => other,
+    };
+    let vnic = |name: &String| object("Vnic", name, json!({"network": "wide"}));
+    let declared = [wide].into_iter().chain(names.iter().map(vnic)).collect();
+    let all = Followed { claims: names.iter().map(|name| (name.clone(), 1)).collect(), ..Followed::default() };
+    let given = Given::new().declared(declared).host("h1", &record(1)).followed("h1", &all);
+    assert_eq!(due(&given.view()).len(), 1000);
 }
 
 fn wanted(given: Given, released: &Released) -> Wanted {
@@ -173,6 +212,14 @@ fn a_host_makes_the_vnics_that_it_has_and_no_others() {
     let earlier = Released::from([("database".to_owned(), revision - 1)]);
     assert_eq!(carry_out(&mut host, &wanted(with, &earlier)), Ok(vec![]));
     assert_eq!(has(&host).as_deref(), Some(ADDRESS));
+    // After a backup neither more nor less is made than there is, until controllers have asked the hosts.
+    let (old, _) = given.clone().place("database", &at("h2"));
+    assert_eq!(carry_out(&mut host, &wanted(old.restored(), &none)), Ok(vec![]));
+    assert_eq!(has(&host).as_deref(), Some(ADDRESS));
+    let mut other = Host::new();
+    let (old, _) = given.place("database", &at("h1"));
+    assert_eq!(carry_out(&mut other, &wanted(old.restored(), &none)), Ok(vec![]));
+    assert_eq!(has(&other), None);
     assert!(run(&mut host.0, &apply(vec![vnic("database", &[])])).is_ok());
     assert!(host.0.is_clusters(ObjectKind::Vnic, "database"));
 }

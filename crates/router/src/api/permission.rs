@@ -86,6 +86,13 @@ pub const FOLLOW: &str = "follow";
 /// Whether the host itself may change that: where it follows a cluster, the cluster's objects are changed for all
 /// hosts together. By the verb of the change.
 pub fn check_cluster(follows_cluster: bool, state: &State, (verb, command): (&str, &Command)) -> Result<(), Refusal> {
+    if let Command::Delete { kind: ObjectKind::Vnic, name, .. } = command
+        && verb == FOLLOW
+        && state.vnic(name).is_some()
+        && !state.is_clusters(ObjectKind::Vnic, name)
+    {
+        return Err(forbidden(ObjectKind::Vnic, name, "this vNIC is the host's own, and not the cluster's"));
+    }
     match state.clusters_object(command) {
         Some((kind, name)) if follows_cluster && verb != FOLLOW => Err(forbidden(
             kind,
@@ -282,7 +289,8 @@ mod tests {
         ];
         for command in own.iter().chain(&clusters) {
             assert_eq!(check_cluster(false, &state, ("apply", command)), Ok(()), "{command:?}");
-            assert_eq!(check_cluster(true, &state, (FOLLOW, command)), Ok(()), "{command:?}");
+            let is_own_vnic = *command == delete(ObjectKind::Vnic, "blue-vnic");
+            assert_eq!(check_cluster(true, &state, (FOLLOW, command)).is_err(), is_own_vnic, "{command:?}");
         }
         assert!(own.iter().all(|command| check_cluster(true, &state, ("apply", command)).is_ok()));
         assert!(clusters.iter().all(|command| check_cluster(true, &state, ("put", command)).is_err()));

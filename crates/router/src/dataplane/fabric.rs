@@ -128,11 +128,16 @@ impl Host {
             .retain(|_, known| !matches!(known, Known::Is(info) | Known::Left { info, .. } if is_gone(info.network)));
     }
 
+    /// Of a connection that has ended: the host has forgotten, too, who is to be notified.
     pub(crate) fn forget_all(&mut self) {
+        self.forget_answers();
+        self.notified.clear();
+    }
+
+    pub(crate) fn forget_answers(&mut self) {
         self.known.clear();
         self.order.clear();
         self.asked_count = 0;
-        self.notified.clear();
     }
 
     /// Whether it still owes an answer.
@@ -588,6 +593,20 @@ mod tests {
     /// Nobody waits for the worker's next turn.
     fn asked(fabric: &mut Fabric) -> usize {
         fabric.questions.drain(..).count()
+    }
+
+    /// A host that has other prefixes keeps what it was told of ours.
+    #[test]
+    fn answers_are_forgotten_and_those_who_were_told_are_not() {
+        let mut fabric = fabric();
+        announce(&mut fabric, 7, Some(info()));
+        fabric.note_notified(HOST, Qpn(5));
+        fabric.hosts.get_mut(&HOST).unwrap().forget_answers();
+        assert_eq!(fabric.peer(Instant(0), HOST, Qpn(7)), PeerAnswer::Asked);
+        assert_eq!(fabric.listeners(Qpn(5), None, false), [HOST]);
+        fabric.note_notified(HOST, Qpn(5));
+        fabric.hosts.get_mut(&HOST).unwrap().forget_all();
+        assert_eq!(fabric.listeners(Qpn(5), None, false), []);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Questions to other hosts and their answers, and management datagrams: the part of
 //! [`fabric`](crate::dataplane::fabric) that concerns queue pairs, too.
-use crate::dataplane::fabric::{Agreed, EXTERNAL_GID_INDEX, MAD_FLOW};
+use crate::dataplane::fabric::{Agreed, EXTERNAL_GID_INDEX, Host, MAD_FLOW};
 use crate::dataplane::ports::Ports;
 use crate::dataplane::siblings::{host_of, shard_of};
 use crate::dataplane::worker::Worker;
@@ -110,9 +110,10 @@ impl Worker {
             Update::Removed { host } => fabric.drop_keys(host),
             Update::PeersGone { host } => {
                 fabric.forget_keys(host, now);
-                self.forget_peers(now, host);
+                self.forget_peers(now, host, Host::forget_all);
             }
-            Update::AskAgain { host } => self.forget_peers(now, host),
+            // The host keeps what it was told of ours, so it is notified as before.
+            Update::AskAgain { host } => self.forget_peers(now, host, Host::forget_answers),
             Update::Group { host, network, gid, qpn } => fabric.set_group(host, (network, gid), qpn),
             Update::Asked { host, qpn } => {
                 let info = engine.peer_info(qpn);
@@ -125,9 +126,9 @@ impl Worker {
     }
 
     /// Nothing that the host has said of its QPs counts any more: it is asked for those that are needed.
-    fn forget_peers(&mut self, now: Instant, host: HostId) {
+    fn forget_peers(&mut self, now: Instant, host: HostId, forget: impl FnOnce(&mut Host)) {
         if let Some(entry) = self.ports.fabric.hosts.get_mut(&host) {
-            entry.forget_all();
+            forget(entry);
             self.engine.handle_peer_changed(&mut self.ports, now, host, None);
         }
     }
