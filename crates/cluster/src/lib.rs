@@ -11,7 +11,7 @@
 //! |---|---|---|
 //! | `cluster/` | an operator, once | [`Identity`] |
 //! | `declared/` | operators | objects, as one host's store has them |
-//! | `hosts/NAME/` | that host | [`HostRecord`], [`Followed`] |
+//! | `hosts/NAME/` | that host | [`HostRecord`], [`Followed`], [`HostVnics`] |
 //! | `blocks/` | controllers | a range of addresses by network and host |
 //!
 //! Invariant: a block is one host's until that host says that it has followed all that is declared and has the block
@@ -25,18 +25,22 @@ mod file;
 mod follow;
 mod keys;
 pub mod mirror;
+mod named;
 mod operator;
 mod peers;
 mod records;
 mod view;
+mod vnics;
 
 pub use blocks::{Controller, block_prefix};
 pub use file::{ClusterFile, DEFAULT_ROOT, Wire};
 pub use follow::{Follow, HEARTBEAT, Report};
+pub use named::{Named, named};
 pub use operator::Operator;
 pub use peers::{Peer, PeersOf};
 pub use records::{Followed, HostRecord, Identity, Problem, is_host_name};
 pub use view::View;
+pub use vnics::{HostContainer, HostTraffic, HostVnic, HostVnics, VnicsWriter};
 
 pub use freeflow_etcd::News;
 

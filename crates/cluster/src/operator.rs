@@ -3,10 +3,11 @@ use crate::ClusterError;
 use crate::blocks::{Controller, serial_in, serial_write};
 use crate::file::ClusterFile;
 use crate::follow::Follow;
-use crate::keys::{FOLLOWED, IDENTITY, RECORD, SERIAL};
+use crate::keys::{FOLLOWED, IDENTITY, RECORD, SERIAL, vnics_key};
 use crate::peers::own_ranges;
 use crate::records::{Identity, VERSION, now_s};
 use crate::view::{View, state_of};
+use crate::vnics::VNICS_PART_COUNT;
 use freeflow_etcd::{EtcdStore, News};
 use freeflow_orchestrator::objects::{AnyObject, ObjectKind};
 use freeflow_orchestrator::store::{Committed, Compare, Listing, StoreError, Transaction, Write};
@@ -195,8 +196,8 @@ impl Operator {
         let mut store = self.file.store(&self.file.keys().host(name))?;
         let present: Vec<String> = store.list("", None)?.entries.into_iter().map(|entry| entry.key).collect();
         let delete = |key: &str| Write { key: key.into(), value: None, lease: None };
-        let writes: Vec<Write> =
-            [RECORD, FOLLOWED].into_iter().filter(|key| present.iter().any(|there| there == key)).map(delete).collect();
+        let own = [RECORD, FOLLOWED].into_iter().map(str::to_owned).chain((0..VNICS_PART_COUNT).map(vnics_key));
+        let writes: Vec<Write> = own.filter(|key| present.contains(key)).map(|key| delete(&key)).collect();
         if !writes.is_empty() {
             store.commit(&Transaction { compares: Vec::new(), writes })?;
         }

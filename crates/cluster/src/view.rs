@@ -2,6 +2,7 @@
 use crate::ClusterError;
 use crate::keys::{Keys, Place};
 use crate::records::{Followed, HostRecord, Identity, is_host_name};
+use crate::vnics::{HostVnics, VNICS_PART_COUNT};
 use freeflow_etcd::News;
 use freeflow_orchestrator::store::{Entry, Listing};
 use freeflow_orchestrator::{KEY_PREFIX, Pool, Revision, State};
@@ -20,6 +21,11 @@ pub struct View {
     /// With the revision at which each record was last written.
     hosts: BTreeMap<String, (Revision, HostRecord)>,
     followed: BTreeMap<String, Followed>,
+    vnics: BTreeMap<String, HostVnics>,
+    /// Of which those are put together, by host and number.
+    vnics_parts: BTreeMap<(String, usize), HostVnics>,
+    /// Counts the changes of those.
+    vnics_version: u64,
     /// By network and host.
     blocks: BTreeMap<(String, String), Pool>,
 }
@@ -65,16 +71,20 @@ impl View {
             declared: BTreeMap::new(),
             hosts: BTreeMap::new(),
             followed: BTreeMap::new(),
+            vnics: BTreeMap::new(),
+            vnics_parts: BTreeMap::new(),
+            vnics_version: 0,
             blocks: BTreeMap::new(),
         }
     }
 
-    /// Takes news in. Whether a host has anything to do for them: how far others have followed does not concern it.
+    /// Takes news in. Whether a host has anything to do for them: how far others have followed, and their vNICs, do not
+    /// concern it.
     pub fn take(&mut self, news: News) -> bool {
         match news {
             News::Listed(revision, entries) => {
-                *self = Self::new(self.keys.root());
-                self.revision = revision;
+                let vnics_version = self.vnics_version + 1;
+                *self = Self { revision, vnics_version, ..Self::new(self.keys.root()) };
                 for entry in entries {
                     self.change(&entry.key.clone(), Some(entry));
                 }
@@ -117,10 +127,26 @@ impl View {
                 put(&mut self.followed, host.to_owned(), value(entry.as_ref()).map(Followed::bounded));
                 false
             }
+            Some(Place::Vnics { host, part }) => {
+                self.take_vnics(host, part, entry.as_ref());
+                false
+            }
             Some(Place::Block { network, host }) => {
                 let block = entry.as_ref().and_then(block_in);
                 put(&mut self.blocks, (network.to_owned(), host.to_owned()), block)
             }
+        }
+    }
+
+    fn take_vnics(&mut self, host: &str, part: &str, entry: Option<&Entry>) {
+        let Some(part) = part.parse().ok().filter(|part| *part < VNICS_PART_COUNT && is_host_name(host)) else {
+            return;
+        };
+        if put(&mut self.vnics_parts, (host.to_owned(), part), value(entry)) {
+            let first = (host.to_owned(), 0);
+            let parts = self.vnics_parts.range(first..).take_while(|((of, _), _)| of == host).map(|(_, part)| part);
+            put(&mut self.vnics, host.to_owned(), HostVnics::joined(parts));
+            self.vnics_version += 1;
         }
     }
 
@@ -162,6 +188,16 @@ impl View {
     /// How far each has followed.
     pub fn followed(&self) -> &BTreeMap<String, Followed> {
         &self.followed
+    }
+
+    /// The vNICs of each, as it says.
+    pub fn vnics(&self) -> &BTreeMap<String, HostVnics> {
+        &self.vnics
+    }
+
+    /// Another number once any host has said something else of its vNICs.
+    pub fn vnics_version(&self) -> u64 {
+        self.vnics_version
     }
 
     /// By network and host.

@@ -6,3 +6,4 @@ mod given;
 mod mirroring;
 mod on_etcd;
 mod peers_and_blocks;
+mod vnics_of_hosts;

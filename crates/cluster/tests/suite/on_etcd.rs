@@ -12,7 +12,7 @@ use std::time::Duration;
 const USERS: [&str; 4] = ["root", "operator", "h1", "h2"];
 
 /// A cluster file, of a user where etcd knows users.
-fn file(etcd: &Cluster, user: Option<&str>) -> ClusterFile {
+pub fn file(etcd: &Cluster, user: Option<&str>) -> ClusterFile {
     let mut fields = json!({"etcd": (0..etcd.count()).map(|number| etcd.url(number)).collect::<Vec<_>>()});
     if let Some(user) = user {
         fields["cacert"] = "ca.pem".into();
@@ -24,7 +24,7 @@ fn file(etcd: &Cluster, user: Option<&str>) -> ClusterFile {
     ClusterFile::read(&path).expect("a file")
 }
 
-fn init(file: &ClusterFile) -> Operator {
+pub fn init(file: &ClusterFile) -> Operator {
     until("etcd answers", || Operator::init(file, "id").map_err(|error| error.to_string()));
     Operator::open(file).expect("a cluster")
 }
@@ -37,7 +37,7 @@ fn refusal(result: Result<impl Sized, ClusterError>) -> Reason {
 }
 
 /// A host says that it is there, and how far it has come.
-fn say(file: &ClusterFile, name: &str, number: u8, revision: u64, ranges: &[(&str, &str)]) {
+pub fn say(file: &ClusterFile, name: &str, number: u8, revision: u64, ranges: &[(&str, &str)]) {
     let mut report = Report::start(file, name).expect("a thread");
     let operator = Operator::open(file).expect("a cluster");
     let before = operator.view().expect("read").hosts().get(name).map(|(revision, _)| *revision);
