@@ -1,6 +1,6 @@
 //! The command line. Its help texts are a checked-in list: `tests/help.txt`.
 
-use crate::arguments_control::{Apply, Cluster, Delete, Describe, Diff, Get, Top};
+use crate::arguments_control::{AllHosts, Apply, Cluster, Delete, Describe, Diff, Get, Top};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -77,14 +77,16 @@ pub enum Command {
     /// List containers
     Ps {
         /// Include stopped containers
-        #[arg(long, short)]
+        #[arg(long, short, conflicts_with = "all_hosts")]
         all: bool,
         /// List queue pairs instead: peers, and the path of their messages
-        #[arg(long, conflicts_with = "all")]
+        #[arg(long, conflicts_with_all = ["all", "all_hosts"])]
         qps: bool,
         /// List rdma_cm identifiers instead: listeners, connections, message counts
-        #[arg(long, conflicts_with_all = ["all", "qps"])]
+        #[arg(long, conflicts_with_all = ["all", "qps", "all_hosts"])]
         cm: bool,
+        #[command(flatten)]
+        hosts: AllHosts,
         #[command(flatten)]
         output: Output,
     },

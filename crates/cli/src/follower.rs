@@ -6,6 +6,7 @@ use crate::control::api::{Api, BASE, encoded};
 use crate::failure::{Failure, Result, fail};
 use crate::output;
 use crate::peers;
+use crate::publisher::Publisher;
 use freeflow_cluster::mirror::{Target, Wanted, carry_out, own_objects, present_of};
 use freeflow_cluster::{
     ClusterFile, Controller, Follow, Followed, HostRecord, Identity, News, PeersOf, Problem, Report, View,
@@ -70,6 +71,7 @@ struct Follower {
     api: Api,
     follow: Follow,
     report: Report,
+    publisher: Publisher,
     view: View,
     standing: Option<Standing>,
     /// Up to which revision all was carried out, and the ranges that the host has of networks.
@@ -153,6 +155,7 @@ impl Follower {
             api: Api::of(run_dir)?,
             follow: Follow::start(&file)?,
             report: Report::start(&file, &settings.host)?,
+            publisher: Publisher::start(run_dir, &settings.host)?,
             view: View::new(&file.root),
             standing: None,
             carried: Default::default(),
@@ -358,6 +361,9 @@ impl Follower {
 
     /// For others to see.
     fn report_on(&mut self, problems: &[Problem]) {
+        // Once its record is there, and of itself alone.
+        let own = self.standing.as_ref().filter(|standing| !standing.is_other);
+        self.publisher.speak(own.and_then(|standing| standing.before));
         let Some(standing) = &self.standing else { return };
         let (revision, ranges) = self.carried.clone();
         let release = env!("CARGO_PKG_VERSION").to_owned();
@@ -370,6 +376,8 @@ impl Follower {
     fn say(&mut self, mut problems: Vec<Problem>) {
         if let Some(error) = self.report.error() {
             problems.push(Problem::new(format!("can't say how far this host has come: {error}")));
+        } else if let Some(error) = self.publisher.error() {
+            problems.push(Problem::new(format!("can't say which vNICs this host has: {error}")));
         }
         if problems == self.said {
             return;

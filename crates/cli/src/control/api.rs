@@ -203,8 +203,8 @@ impl Api {
 
     /// Calls `event` for each line of a watch until it wants no more, or the router ends it (`Ok`).
     pub fn watch(&self, path: &str, mut event: impl FnMut(Value) -> Answer<bool>) -> Answer<()> {
-        if self.is_clusters() {
-            return Err(Failure::new("-w is about one host: leave --cluster out").with_code(2).into());
+        if let Some(cluster) = &self.cluster {
+            return cluster.borrow_mut().watch(path, event);
         }
         self.runtime.block_on(async {
             let response = self.send(Method::GET, path, None).await?;

@@ -1,0 +1,116 @@
+"""All hosts of a cluster in one view, as each says of itself, and names by which containers find each other.
+
+The cases go in this order, on one laboratory: what one leaves, the next one finds.
+"""
+
+import json
+
+import pytest
+
+import harness
+from harness import Running, need
+from harness.cluster import HOSTS, Hosts
+
+DECLARED = """
+apiVersion: freeflow.io/v1
+kind: Network
+metadata: {name: red}
+spec: {tenant: red, cidrs: [10.50.0.0/24, "fd00:50::/64"]}
+---
+apiVersion: freeflow.io/v1
+kind: Network
+metadata: {name: blue}
+spec: {tenant: blue, cidrs: [10.60.0.0/24]}
+"""
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    harness.require_commands("etcd", "etcdctl", "openssl", "ib_write_bw")
+    hosts = Hosts()
+    try:
+        hosts.as_operator("cluster", "init")
+        for number in HOSTS:
+            hosts.join(number)
+        hosts.apply(DECLARED)
+        hosts.wait_for_all()
+        hosts.wait("networks", lambda: all(hosts.network(n, "red") and hosts.network(n, "blue") for n in HOSTS))
+        yield hosts
+    finally:
+        hosts.close()
+
+
+@pytest.fixture(scope="module")
+def pair(hosts):
+    """A container on each of two hosts."""
+    return hosts.host(1).container("one", "--network", "red"), hosts.host(2).container("two", "--network", "red")
+
+
+def vnics(hosts):
+    """By host and title."""
+    items = json.loads(hosts.as_operator("get", "vnics", "-o", "json"))["items"]
+    return {(item["status"]["host"], item["status"]["title"]): item for item in items}
+
+
+def test_the_vnics_of_all_hosts_are_in_one_list(hosts, pair):
+    one, two = pair
+    rows = hosts.wait("both are told of", lambda: (rows := vnics(hosts)) if len(vnics(hosts)) == 2 else None)
+    need(set(rows) == {("host1", "one"), ("host2", "two")}, f"{rows}")
+    row = rows["host2", "two"]
+    need(row["spec"]["addresses"][0] == two.ip and len(row["spec"]["addresses"]) == 2, f"{row}")
+    need(row["status"]["tenant"] == "red" and row["status"]["ageSeconds"] < 60, f"{row}")
+    need(row["status"]["container"]["program"] == "sleep", f"{row}")
+    text = hosts.as_operator("get", "vnics")
+    need("HOST" in text and "AGE" in text and "host1" in text and two.ip in text, text)
+    named = json.loads(hosts.as_operator("get", "vnic", "two", "-o", "json"))
+    need(named["status"]["host"] == "host2", f"{named}")
+    hosts.as_operator("get", "vnic", "nobody", codes=(4,))
+    yaml = hosts.as_operator("get", "vnics", "-o", "yaml")
+    need("ageSeconds" in yaml, yaml)
+    hosts.wait("counted", lambda: [item["status"]["vnicCount"] for item in json.loads(
+        hosts.as_operator("get", "hosts", "-o", "json"))["items"]] == [1, 1, 0])
+    text = hosts.as_operator("get", "hosts")
+    need(hosts.rows["host3"]["address"] in text and "FOLLOWS" in text, text)
+
+
+def test_a_host_shows_the_containers_and_traffic_of_all(hosts, pair):
+    """By its own credential, without a word of where the cluster is."""
+    host = hosts.host(3)
+
+    def on_host(*words, codes=(0,)):
+        return harness.run(host.enter(*host.command(*words)), 60, codes=codes)
+    text = on_host("ps", "--all-hosts")
+    need("one" in text and "host2" in text and "AGE" in text and "sleep" in text, text)
+    rows = json.loads(on_host("ps", "--all-hosts", "-o", "json"))
+    need({(row["name"], row["host"], row["pid"]) for row in rows} == {("one", "host1", pair[0].pid), ("two", "host2", pair[1].pid)},
+         f"{rows}")
+    harness.in_two_containers(pair[0], pair[1], ["ib_write_bw", "-D", "3", "--report_gbits"],
+                              ["ib_write_bw", "-D", "3", "--report_gbits", "{ip}"])
+
+    def busy():
+        rows = json.loads(on_host("top", "--all-hosts", "--once", "-d", "0.2", "-o", "json"))["vnics"]
+        return [row for row in rows if row["status"]["traffic"]["bitsPerSecondOut"] > 0]
+    # Told with whatever else there is to tell, if not with the heartbeat.
+    others = [hosts.host(n).container(f"other{n}") for n in (1, 2)]
+    rows = hosts.wait("its traffic is told of", busy)
+    need(rows[0]["status"]["host"] in ("host1", "host2") and rows[0]["status"]["traffic"]["path"] == "wire", f"{rows}")
+    text = on_host("top", "--all-hosts", "--once", "-d", "0.2")
+    need("MSG/S" in text and "host1" in text, text)
+    need("--all-hosts" in on_host("ps", "--all-hosts", "--qps", codes=(2,)), "queue pairs of all hosts")
+    for other in others:
+        other.remove()
+
+
+def test_changes_are_watched(hosts, pair):
+    host = hosts.host(3)
+    watch = Running(host.enter(host.freeflow_path, "get", "vnics", "-w", "--cluster", hosts.operator))
+    try:
+        watch.wait_for_output("two")
+        late = hosts.host(3).container("late", "--network", "blue")
+        watch.wait_for_output("late")
+        late.remove()
+        watch.wait_for_output("DELETED")
+        lines = [line.split() for line in watch.output().splitlines()]
+        need(lines[0][0] == "EVENT" and [line[0] for line in lines if "late" in line] == ["ADDED", "DELETED"], f"{lines}")
+    finally:
+        watch.kill()
