@@ -10,6 +10,7 @@ import pytest
 import harness
 from harness import Running, need
 from harness.cluster import HOSTS, Hosts
+from harness.settings import PORT
 
 DECLARED = """
 apiVersion: freeflow.io/v1
@@ -109,8 +110,48 @@ def test_changes_are_watched(hosts, pair):
         late = hosts.host(3).container("late", "--network", "blue")
         watch.wait_for_output("late")
         late.remove()
-        watch.wait_for_output("DELETED")
-        lines = [line.split() for line in watch.output().splitlines()]
-        need(lines[0][0] == "EVENT" and [line[0] for line in lines if "late" in line] == ["ADDED", "DELETED"], f"{lines}")
+        hosts.wait("its end is told of", lambda: [
+            line.split()[0] for line in watch.output().splitlines() if "late" in line] == ["ADDED", "DELETED"])
+        need(watch.output().startswith("EVENT"), watch.output())
     finally:
         watch.kill()
+
+
+def addresses(container, name):
+    """As programs of a container find them, IPv4."""
+    output = container.exec("getent", "ahostsv4", name, codes=(0, 2))
+    return list(dict.fromkeys(line.split()[0] for line in output.splitlines() if line))
+
+
+def test_containers_find_those_of_other_hosts_by_name(hosts, pair):
+    one, two = pair
+    hosts.wait("each knows the other one", lambda: addresses(one, "two") == [two.ip] and addresses(two, "one") == [one.ip])
+    need("fd00:50::" in one.exec("getent", "ahostsv6", "two"), "no IPv6 address")
+    server = two.start("ib_write_bw", "-n", "100", "-p", PORT)
+    two.wait_for_port(server)
+    one.exec("ib_write_bw", "-n", "100", "-p", PORT, "two")
+    need(server.wait(20) == 0, server.output())
+    # One of the same name, on a third host: both addresses, the older one first; and a tenant's names are its own.
+    again, other = hosts.host(3).container("two", "--network", "red"), hosts.host(3).container("other", "--network", "blue")
+    try:
+        hosts.wait("both", lambda: sorted(addresses(one, "two")) == sorted([two.ip, again.ip]))
+        lines = [line.split()[0] for line in one.exec("grep", "-w", "two", "/etc/hosts").splitlines() if "." in line.split()[0]]
+        need(lines == [two.ip, again.ip], f"{lines}")
+        hosts.wait("told of", lambda: ("host3", "other") in vnics(hosts))
+        need(addresses(one, "other") == [] == addresses(other, "one"), "a name of another tenant")
+    finally:
+        again.remove()
+        other.remove()
+    hosts.wait("it is gone", lambda: addresses(one, "two") == [two.ip])
+
+
+def test_names_stay_while_etcd_is_away(hosts, pair):
+    one, two = pair
+    for number in HOSTS:
+        hosts.etcd.kill(number)
+    late = hosts.host(1).container("late", "--network", "red")
+    need(addresses(late, "two") == [two.ip] and addresses(one, "late") == [late.ip], "names are lost")
+    late.remove()
+    for number in HOSTS:
+        hosts.etcd.start(number)
+    hosts.etcd.wait_until_healthy()

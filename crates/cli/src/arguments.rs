@@ -315,6 +315,9 @@ pub struct Run {
     /// Let the container write the host's files
     #[arg(long)]
     pub share_host: bool,
+    /// Leave /etc/hosts as it is, without the names of the network's vNICs
+    #[arg(long)]
+    pub no_names: bool,
     /// Working directory [default: the caller's]
     #[arg(long = "workdir", short, value_name = "DIR")]
     pub working_directory: Option<PathBuf>,

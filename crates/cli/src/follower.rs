@@ -9,11 +9,11 @@ use crate::peers;
 use crate::publisher::Publisher;
 use freeflow_cluster::mirror::{Target, Wanted, carry_out, own_objects, present_of};
 use freeflow_cluster::{
-    ClusterFile, Controller, Follow, Followed, HostRecord, Identity, News, PeersOf, Problem, Report, View,
+    ClusterFile, Controller, Follow, Followed, HostRecord, Identity, News, Peer, PeersOf, Problem, Report, View, named,
 };
 use freeflow_hostnet::run_dir::{RunDir, Settings};
 use freeflow_orchestrator::objects::{AnyObject, ObjectKind, parse_object};
-use freeflow_orchestrator::{Revision, is_clusters};
+use freeflow_orchestrator::{Revision, State, is_clusters};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -89,6 +89,10 @@ struct Follower {
     behind: Option<String>,
     connected_at: Instant,
     said: Vec<Problem>,
+    /// By which others' names are believed: what is declared, and the peers.
+    believed: Option<(State, Vec<Peer>)>,
+    /// The version of others' vNICs that containers here have the names of.
+    named: Option<u64>,
 }
 
 /// The range of each network that a host has.
@@ -169,6 +173,8 @@ impl Follower {
             behind: None,
             connected_at: Instant::now(),
             said: Vec::new(),
+            believed: None,
+            named: None,
             file,
             record,
             directory,
@@ -202,7 +208,17 @@ impl Follower {
             self.report_on(&problems);
             self.say(problems);
         }
+        self.name_others();
         self.control();
+    }
+
+    /// Others' vNICs have names here as far as their hosts are believed to have their addresses.
+    fn name_others(&mut self) {
+        let Some((declared, peers)) = &self.believed else { return };
+        let version = self.view.vnics_version();
+        if self.named.replace(version) != Some(version) {
+            self.publisher.name_others(named(&self.view, declared, peers));
+        }
     }
 
     fn connect_anew(&mut self) {
@@ -308,6 +324,7 @@ impl Follower {
         let peers = PeersOf::host(&self.host, &self.record, &self.view, &declared);
         problems.extend(peers.problems);
         self.is_reload_due |= self.directory.write_peers(&own, &peers.peers)?;
+        (self.believed, self.named) = (Some((declared, peers.peers)), None);
         if self.is_reload_due {
             peers::reload(&self.run_dir)?;
             self.is_reload_due = false;
@@ -378,6 +395,9 @@ impl Follower {
             problems.push(Problem::new(format!("can't say how far this host has come: {error}")));
         } else if let Some(error) = self.publisher.error() {
             problems.push(Problem::new(format!("can't say which vNICs this host has: {error}")));
+        }
+        if let Some(error) = self.publisher.names_error() {
+            problems.push(Problem::new(format!("can't write the names of vNICs: {error}")));
         }
         if problems == self.said {
             return;

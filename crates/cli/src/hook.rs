@@ -14,6 +14,7 @@
 //! distinguished.
 
 use crate::admin::{Admin, Presence};
+use crate::container_names;
 use crate::failure::{Context, Result, fail};
 use crate::fork::in_child;
 use crate::holders::{Holder, Holders};
@@ -100,6 +101,9 @@ pub fn create_runtime(run_dir: &RunDir, wanted: Wanted<'_>) -> Result<()> {
         .network(&vnic.network)
         .and_then(|network| Ok(bridges::ensure(run_dir, &network)?))
         .and_then(|bridge| equip(run_dir, &vnic, &bridge, process.pid, &root, &library));
+    if result.is_ok() {
+        container_names::update(run_dir, &mut admin);
+    }
     if result.is_err() {
         ports::unplug(run_dir, &vnic.id);
         let _ = match wanted {
@@ -165,16 +169,19 @@ pub fn poststop(run_dir: &RunDir, wanted: Wanted<'_>) -> Result<()> {
     match wanted {
         Wanted::Network(_) => {
             ports::unplug(run_dir, &state.id);
-            admin.map_or(Ok(()), |mut admin| admin.detach(&state.id))
+            admin.as_mut().map_or(Ok(()), |admin| admin.detach(&state.id))?;
         }
         Wanted::Vnic(name) => {
             // Another container's, if this one was refused it.
             if Holders::of(run_dir).release(name, &state.id, admin.as_mut())? {
                 ports::unplug(run_dir, name);
             }
-            Ok(())
         }
     }
+    if let Some(admin) = &mut admin {
+        container_names::update(run_dir, admin);
+    }
+    Ok(())
 }
 
 /// The process recorded with the vNIC of an engine's container; `None` for other vNICs.

@@ -1,14 +1,16 @@
-//! Tells the other hosts of a cluster which vNICs this one has, by a thread of its own: neither router nor follower
-//! waits for it.
+//! Tells the other hosts of a cluster which vNICs this one has, and the containers here the names of theirs, by a
+//! thread of its own: neither router nor follower waits for it.
 //!
 //! The router is asked when something has changed, and with each heartbeat. Then there is a rest: a second at least,
 //! twenty times as long as the router's answers took, and as long as etcd should take for what was written.
+use crate::admin::Admin;
+use crate::container_names::{self, since_s};
 use crate::control::Sampler;
 use crate::control::api::{Api, BASE};
 use crate::failure::{Context, Failure, Result};
 use crate::holders::Holders;
 use crate::record::Records;
-use freeflow_cluster::{ClusterFile, HEARTBEAT, HostContainer, HostVnic, HostVnics, VnicsWriter};
+use freeflow_cluster::{ClusterFile, HEARTBEAT, HostContainer, HostVnic, HostVnics, Named, VnicsWriter};
 use freeflow_hostnet::run_dir::RunDir;
 use freeflow_orchestrator::Revision;
 use serde_json::Value;
@@ -18,7 +20,7 @@ use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime};
 
 /// Between two words to the other hosts, at least; also how often it is looked whether containers have come or gone.
 const REST: Duration = Duration::from_secs(1);
@@ -34,7 +36,10 @@ const RETRY: Duration = Duration::from_secs(5);
 struct Shared {
     /// The revision of the host's own record.
     record: Option<Revision>,
+    /// Names of the other hosts' vNICs that are not noted yet.
+    others: Option<Vec<Named>>,
     error: Option<String>,
+    names_error: Option<String>,
 }
 
 /// The thread; it ends with the process.
@@ -67,9 +72,19 @@ impl Publisher {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).record = record;
     }
 
-    /// Why the last attempt failed; `None`: it did not.
+    /// Containers know these vNICs of other hosts by name from now on.
+    pub fn name_others(&self, others: Vec<Named>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).others = Some(others);
+    }
+
+    /// Why the last attempt to speak failed; `None`: it did not.
     pub fn error(&self) -> Option<String> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).error.clone()
+    }
+
+    /// The same of names.
+    pub fn names_error(&self) -> Option<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).names_error.clone()
     }
 }
 
@@ -111,15 +126,27 @@ struct Told {
 impl Told {
     fn tell(mut self, changes: &Receiver<()>) {
         let (mut is_due, mut not_before) = (true, Instant::now());
+        let (mut names_due, mut names_not_before) = (true, Instant::now());
         let mut files = None;
         loop {
+            let mut has_changed = false;
             match changes.recv_timeout(REST) {
-                Ok(()) => is_due = true,
+                Ok(()) => has_changed = true,
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => thread::sleep(REST),
             }
             let now = (modified(&self.run_dir.containers()), modified(&self.run_dir.holders()));
-            is_due |= files.replace(now) != Some(now);
+            has_changed |= files.replace(now) != Some(now);
+            is_due |= has_changed;
+            names_due |= has_changed || self.shared().others.is_some();
+            if names_due && Instant::now() >= names_not_before {
+                let begin = Instant::now();
+                let done = self.write_names();
+                names_due = done.is_err();
+                let rest = if done.is_ok() { REST.max(begin.elapsed() * REST_FOR_ANSWERS) } else { RETRY };
+                names_not_before = Instant::now() + rest;
+                self.shared().names_error = done.err().map(|failure| failure.to_string());
+            }
             let Some(record) = self.record() else { continue };
             let is_silent = self.last.as_ref().is_none_or(|last| last.at.elapsed() >= HEARTBEAT.max(last.rest));
             let is_anew = self.last.as_ref().is_some_and(|last| last.record != record);
@@ -148,6 +175,18 @@ impl Told {
 
     fn record(&self) -> Option<Revision> {
         self.shared().record
+    }
+
+    /// For containers here. They are written also where etcd, or the other hosts, are away.
+    fn write_names(&self) -> Result<()> {
+        let others = self.shared().others.take();
+        if let Some(others) = others
+            && let Err(failure) = container_names::note_others(&self.run_dir, &others)
+        {
+            self.shared().others.get_or_insert(others);
+            return Err(failure);
+        }
+        container_names::write(&self.run_dir, &mut Admin::connect(&self.run_dir)?)
     }
 
     /// Says which there are, if that is something else than before or has to be said anyway. How long to rest.
@@ -182,12 +221,6 @@ impl Told {
 
 fn modified(path: &Path) -> Option<SystemTime> {
     fs::metadata(path).and_then(|metadata| metadata.modified()).ok()
-}
-
-/// When a vNIC was made, seconds of Unix time: its directory is as old as it is.
-pub fn since_s(directory: &Path) -> u64 {
-    let made = fs::metadata(directory).and_then(|metadata| metadata.created().or_else(|_| metadata.modified()));
-    made.ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok()).map_or(0, |since| since.as_secs())
 }
 
 /// Containers of the host, by their vNICs.

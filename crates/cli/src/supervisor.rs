@@ -1,6 +1,7 @@
 //! The host's side of a `freeflow run` container: gives it its vNIC, starts it, watches it, cleans up after it.
 
 use crate::admin::Admin;
+use crate::container_names;
 use crate::failure::{Context, EXIT_RUN_FAILED, Failure, Result, fail};
 use crate::init::{self, GO, Program, Report};
 use crate::names;
@@ -38,6 +39,8 @@ pub struct Plan {
     pub remove: bool,
     pub volumes: Vec<Volume>,
     pub share_host: bool,
+    /// The container has the names of its network.
+    pub with_names: bool,
     pub program: Program,
     pub library: PathBuf,
 }
@@ -138,7 +141,10 @@ fn start(
     let bridge = bridges::ensure(run_dir, &network)?;
     record.network = vnic.network.clone();
     (record.ip, record.ip6) = (Some(vnic.address), vnic.address6);
+    container_names::update(run_dir, admin);
+    let names = Some(container_names::file(run_dir, &vnic.network)).filter(|file| plan.with_names && file.exists());
     let view = View {
+        names,
         hostname: record.name.clone(),
         vnic_directory: PathBuf::from(&vnic.directory),
         library: plan.library.clone(),
@@ -302,15 +308,21 @@ pub fn watch(running: &Running, signals: &Signals) -> i32 {
 
 /// Frees what the container used. A router that is away is no obstacle: `freeflow up` settles the rest.
 fn finish(run_dir: &RunDir, records: &Records, mut record: Record, code: i32) -> Result<()> {
-    if let Ok(mut admin) = Admin::connect(run_dir) {
-        let _ = record.leave_vnic(&mut admin);
+    let mut admin = Admin::connect(run_dir).ok();
+    if let Some(admin) = &mut admin {
+        let _ = record.leave_vnic(admin);
     }
     ports::unplug(run_dir, &record.id);
-    if record.remove {
-        return records.remove(&record.name, &record.id);
+    let stored = if record.remove {
+        records.remove(&record.name, &record.id)
+    } else {
+        record.state = State::Exited;
+        record.exit_code = Some(code);
+        record.finished_s = Some(now_s());
+        records.store(&record)
+    };
+    if let Some(admin) = &mut admin {
+        container_names::update(run_dir, admin);
     }
-    record.state = State::Exited;
-    record.exit_code = Some(code);
-    record.finished_s = Some(now_s());
-    records.store(&record)
+    stored
 }

@@ -5,6 +5,9 @@ use freeflow_orchestrator::{Cidr, DEFAULT_NETWORK, State};
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
 
+/// Of each host.
+const NAMED_COUNT_MAX: usize = 1024;
+
 /// A vNIC of another host, as containers of its network call it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Named {
@@ -32,12 +35,13 @@ pub fn named(view: &View, declared: &State, peers: &[Peer]) -> Vec<Named> {
     let mut all = Vec::new();
     for peer in peers {
         let Some(said) = view.vnics().get(&peer.host) else { continue };
+        let limit = all.len() + NAMED_COUNT_MAX;
         let own: Vec<Cidr> = peer.prefixes.iter().filter_map(|prefix| prefix.parse().ok()).collect();
         for vnic in &said.vnics {
             let is_its =
                 |address: &IpAddr| own.iter().any(|cidr| cidr.contains(*address)) && is_in(&vnic.network, *address);
             let addresses: Vec<IpAddr> = vnic.addresses.iter().copied().filter(is_its).collect();
-            if !addresses.is_empty() {
+            if !addresses.is_empty() && all.len() < limit {
                 let names = vnic.names().map(str::to_owned).collect();
                 all.push(Named { network: vnic.network.clone(), names, addresses, since_s: vnic.since_s });
             }
