@@ -1,7 +1,7 @@
 //! The process that follows the cluster for a host: what is declared for all hosts it applies here, the other hosts it
 //! writes into the peers file, and it says how far it has come. The router enforces all of that, and goes on without
 //! it, and without etcd.
-use crate::cluster::{Directory, Memory, Own, note_problems, record};
+use crate::cluster::{Directory, Memory, Own, note_problems, note_state, record};
 use crate::control::api::{Api, BASE, encoded};
 use crate::failure::{Failure, Result, fail};
 use crate::output;
@@ -88,6 +88,8 @@ struct Follower {
     /// Why etcd does not answer.
     behind: Option<String>,
     connected_at: Instant,
+    /// When it last did, by CLOCK_MONOTONIC.
+    heard_ns: u64,
     said: Vec<Problem>,
     /// By which others' names are believed: what is declared, and the peers.
     believed: Option<(State, Vec<Peer>)>,
@@ -115,6 +117,10 @@ pub fn follow(run_dir: &RunDir) -> Result<()> {
     log(&format!("follows the cluster in {} as host {}", follower.file.etcd.join(","), follower.host));
     loop {
         follower.round();
+        if follower.behind.is_none() && follower.view.revision().0 != 0 {
+            follower.heard_ns = freeflow_shm::monotonic_ns();
+        }
+        note_state(run_dir, follower.heard_ns, follower.said.len());
         if !run_dir.path().exists() {
             fail!("the run directory is gone");
         }
@@ -172,6 +178,7 @@ impl Follower {
             whole_at: Instant::now(),
             behind: None,
             connected_at: Instant::now(),
+            heard_ns: freeflow_shm::monotonic_ns(),
             said: Vec::new(),
             believed: None,
             named: None,

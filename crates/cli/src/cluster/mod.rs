@@ -6,12 +6,12 @@ mod views;
 
 pub use answers::ClusterApi;
 pub use host::{Directory, Memory, Own, prepare};
-pub use process::{end, log_file, note_problems, problems, record, start};
+pub use process::{end, log_file, note_problems, note_state, problems, record, start};
 pub use views::vnics;
 
 use crate::arguments::Format;
 use crate::arguments_control::{Cluster, OfCluster};
-use crate::control::api::{Refusal, Trouble};
+use crate::control::api::{EXIT_PARTLY, Refusal, Trouble};
 use crate::control::changes::{declared, list_of};
 use crate::control::columns::SILENCE_S;
 use crate::failure::{Failure, Result};
