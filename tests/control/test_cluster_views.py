@@ -9,6 +9,7 @@ import pytest
 
 import harness
 from harness import Running, need
+from harness.api import Api
 from harness.cluster import HOSTS, Hosts
 from harness.settings import PORT
 
@@ -82,9 +83,9 @@ def test_a_host_shows_the_containers_and_traffic_of_all(hosts, pair):
         return harness.run(host.enter(*host.command(*words)), 60, codes=codes)
     text = on_host("ps", "--all-hosts")
     need("one" in text and "host2" in text and "AGE" in text and "sleep" in text, text)
-    rows = json.loads(on_host("ps", "--all-hosts", "-o", "json"))
-    need({(row["name"], row["host"], row["pid"]) for row in rows} == {("one", "host1", pair[0].pid), ("two", "host2", pair[1].pid)},
-         f"{rows}")
+    expected = {("one", "host1", pair[0].pid), ("two", "host2", pair[1].pid)}
+    hosts.wait("their processes", lambda: expected == {
+        (row["name"], row["host"], row["pid"]) for row in json.loads(on_host("ps", "--all-hosts", "-o", "json"))})
     harness.in_two_containers(pair[0], pair[1], ["ib_write_bw", "-D", "3", "--report_gbits"],
                               ["ib_write_bw", "-D", "3", "--report_gbits", "{ip}"])
 
@@ -145,13 +146,47 @@ def test_containers_find_those_of_other_hosts_by_name(hosts, pair):
     hosts.wait("it is gone", lambda: addresses(one, "two") == [two.ip])
 
 
-def test_names_stay_while_etcd_is_away(hosts, pair):
+def ask(host, path):
+    return Api(host).want(200, "GET", path, base="")
+
+
+def metrics(host):
+    lines = [line.split() for line in ask(host, "/metrics").splitlines() if line.startswith("freeflow_cluster_")]
+    return {name: float(value) for name, value in lines}
+
+
+def test_without_etcd_a_host_is_ready_and_says_it(hosts, pair):
     one, two = pair
+    host = hosts.host(1)
+    need(ask(host, "/readyz") == "ok\n", "something is wrong")
+    behind = metrics(host)
+    need(behind["freeflow_cluster_behind_seconds"] < 10 and behind["freeflow_cluster_problems"] == 0, f"{behind}")
     for number in HOSTS:
         hosts.etcd.kill(number)
-    late = hosts.host(1).container("late", "--network", "red")
+    # Names stay, and come and go with this host's own containers.
+    late = host.container("late", "--network", "red")
     need(addresses(late, "two") == [two.ip] and addresses(one, "late") == [late.ip], "names are lost")
     late.remove()
+    hosts.wait("it is said", lambda: ask(host, "/readyz").startswith("ok\ncluster: nothing was heard of etcd"))
+    behind = metrics(host)["freeflow_cluster_behind_seconds"]
+    need(behind > 15, f"{behind}")
+    need("nothing was heard of etcd" in host.freeflow("get", "hosts"), "the host's health")
+    failure = hosts.as_operator("get", "vnics", codes=(1,), seconds=120)
+    need("etcd" in failure, failure)
     for number in HOSTS:
         hosts.etcd.start(number)
     hosts.etcd.wait_until_healthy()
+    hosts.wait("it follows again", lambda: ask(host, "/readyz") == "ok\n" and metrics(host)["freeflow_cluster_behind_seconds"] < 10)
+
+
+def test_hundreds_of_objects_are_declared_in_one_call(hosts, pair):
+    def text(last):
+        classes = [f"kind: QosClass\nmetadata: {{name: c{number}}}\nspec: {{priority: 1}}\n" for number in range(240)]
+        return "---\n".join(f"apiVersion: freeflow.io/v1\n{one}" for one in [*classes, last])
+    wrong = "kind: Group\nmetadata: {name: g}\nspec: {tenant: nobody-at-all, members: [{group: none}]}\n"
+    hosts.apply(text(wrong), codes=(3,))
+    need("c17" not in hosts.as_operator("get", "qos"), "a part of what is wrong was declared")
+    printed = hosts.apply(text("kind: Group\nmetadata: {name: g}\nspec: {tenant: red, members: [{networks: [red]}]}\n"))
+    need(printed.count("created") == 241, printed)
+    hosts.wait_for_all()
+    need(len(json.loads(hosts.host(2).freeflow("get", "qos", "-o", "json"))["items"]) == 240, "a host has not all of them")

@@ -56,7 +56,9 @@ pub struct AllHosts {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = format!("All objects are changed together or none is. The same again changes nothing.\n\n{STATUSES}"))]
+#[command(after_help = format!("All objects are changed together or none is. The same again changes nothing. Of a cluster more than 100 \
+                        objects are changed in parts, after all were checked; what then fails is said by name (exit \
+                        status 6).\n\n{STATUSES}"))]
 pub struct Apply {
     /// YAML or JSON: a file, a folder of files, or - for standard input; may be given several times
     #[arg(long = "file", short = 'f', required = true, value_name = "FILE")]

@@ -23,6 +23,7 @@
 mod blocks;
 mod file;
 mod follow;
+mod in_parts;
 mod keys;
 pub mod mirror;
 mod named;
@@ -35,6 +36,7 @@ mod vnics;
 pub use blocks::{Controller, block_prefix};
 pub use file::{ClusterFile, DEFAULT_ROOT, Wire};
 pub use follow::{Follow, HEARTBEAT, Report};
+pub use in_parts::Partly;
 pub use named::{Named, named};
 pub use operator::Operator;
 pub use peers::{Peer, PeersOf};
@@ -62,6 +64,9 @@ pub enum ClusterError {
     /// The rules of the declaration forbid it.
     #[error("{0}")]
     Refused(Box<Refusal>),
+    /// Some of many objects are declared.
+    #[error("{0}")]
+    Partly(Box<Partly>),
     /// etcd did not do it.
     #[error("{0}")]
     Store(#[from] StoreError),

@@ -32,6 +32,9 @@ impl From<ClusterError> for Trouble {
     fn from(error: ClusterError) -> Self {
         match error {
             ClusterError::Refused(refusal) => Self::Refused(Box::new(Refusal::from(*refusal))),
+            ClusterError::Partly(partly) => {
+                Self::Failed(Failure::new(partly.to_string()).with_code(EXIT_PARTLY).in_lines())
+            }
             other => Self::Failed(Failure::new(other.to_string())),
         }
     }

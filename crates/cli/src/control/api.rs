@@ -49,6 +49,8 @@ const READ_BYTES: usize = 16 << 10;
 pub const EXIT_REFUSED: u8 = 3;
 pub const EXIT_NOT_FOUND: u8 = 4;
 pub const EXIT_FORBIDDEN: u8 = 5;
+/// Of many objects of a cluster some are declared, and the message says which.
+pub const EXIT_PARTLY: u8 = 6;
 
 /// Where and why an object was refused.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
