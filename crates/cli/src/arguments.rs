@@ -12,7 +12,7 @@ use std::str::FromStr;
     version,
     about = "Virtual RDMA NICs for containers; no RDMA hardware needed",
     after_help = "First steps:\n  freeflow up\n  freeflow run --name a -d -- ib_write_bw\n  \
-                  freeflow run -- ib_write_bw IP_OF_A\n  freeflow status",
+                  freeflow run -- ib_write_bw a\n  freeflow status",
     disable_help_subcommand = true,
     max_term_width = 100
 )]
