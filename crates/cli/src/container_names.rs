@@ -4,8 +4,11 @@
 //! The files are written anew by whoever makes vNICs or containers here, or ends them: from what the router has and,
 //! where the host follows a cluster, from what the follower has noted of the other hosts. The router has no part in it.
 //!
-//! Invariant: a file is written under the lock, from a look at the router that was begun under it: so the last one to
-//! write has seen all that was there before.
+//! A container's start and end change its own entry alone, in `names.own`, so they cost the same on a host with
+//! thousands of vNICs; whoever asks the router for all of them writes all anew.
+//!
+//! Invariant: these files are read and written under the lock, and the router is asked for all under it, too: so the
+//! last one to write has seen all that was there before.
 
 use crate::admin::{Admin, Presence};
 use crate::failure::{Context, Result};
@@ -15,7 +18,7 @@ use crate::{hosts_file, output};
 use freeflow_cluster::Named;
 use freeflow_hostnet::run_dir::{RunDir, lock_file, write_atomically};
 use freeflow_protocol::admin::VnicStatus;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -34,6 +37,10 @@ pub fn file(run_dir: &RunDir, network: &str) -> PathBuf {
 
 fn others_file(run_dir: &RunDir) -> PathBuf {
     run_dir.path().join("names.others")
+}
+
+fn own_file(run_dir: &RunDir) -> PathBuf {
+    run_dir.path().join("names.own")
 }
 
 fn lock_path(run_dir: &RunDir) -> PathBuf {
@@ -79,32 +86,97 @@ fn others(run_dir: &RunDir) -> Vec<Named> {
     serde_json::from_slice(&text).unwrap_or_default()
 }
 
-/// Writes the files of all networks anew, where something has changed.
+/// This host's, by the vNICs' ids. `None`: nobody has asked the router for all yet.
+type Own = BTreeMap<String, Named>;
+
+fn own(run_dir: &RunDir) -> Option<Own> {
+    serde_json::from_slice(&fs::read(own_file(run_dir)).ok()?).ok()
+}
+
+fn note_own(run_dir: &RunDir, own: &Own) -> Result<()> {
+    let (path, text) = (own_file(run_dir), serde_json::to_vec(own).expect("names are encodable"));
+    write_atomically(&path, &text, 0o600).context(path.display())
+}
+
+/// Writes the file of each of these networks, where something has changed.
+fn write_files(run_dir: &RunDir, own: &Own, networks: &[&str]) -> Result<()> {
+    let others = others(run_dir);
+    let base = String::from_utf8_lossy(&fs::read(HOSTS_FILE).unwrap_or_default()).into_owned();
+    for network in networks {
+        let of_network = own.values().chain(&others).filter(|vnic| vnic.network == *network).collect();
+        let path = file(run_dir, network);
+        hosts_file::rewrite(&path, &hosts_file::text(&base, network, of_network)).context(path.display())?;
+    }
+    Ok(())
+}
+
+/// Writes the files of all networks anew, from what the router has.
 pub fn write(run_dir: &RunDir, admin: &mut Admin) -> Result<()> {
     let _lock = lock_file(&lock_path(run_dir))?;
     let path = directory(run_dir);
     // Which names there are is no business of the machine's other users.
     DirBuilder::new().recursive(true).mode(0o700).create(&path).context(path.display())?;
     let (networks, vnics, containers) = (admin.networks()?, admin.vnics()?, containers(run_dir));
-    let all: Vec<Named> = vnics.iter().map(|vnic| named(vnic, &containers)).chain(others(run_dir)).collect();
-    let base = String::from_utf8_lossy(&fs::read(HOSTS_FILE).unwrap_or_default()).into_owned();
-    for network in &networks {
-        let of_network = all.iter().filter(|vnic| vnic.network == network.name).collect();
-        let path = file(run_dir, &network.name);
-        hosts_file::rewrite(&path, &hosts_file::text(&base, &network.name, of_network)).context(path.display())?;
-    }
-    let names: BTreeSet<&str> = networks.iter().map(|network| network.name.as_str()).collect();
+    let own: Own = vnics.iter().map(|vnic| (vnic.id.clone(), named(vnic, &containers))).collect();
+    note_own(run_dir, &own)?;
+    let names: Vec<&str> = networks.iter().map(|network| network.name.as_str()).collect();
+    write_files(run_dir, &own, &names)?;
     for entry in fs::read_dir(&path).context(path.display())?.flatten() {
-        if !entry.file_name().to_str().is_some_and(|name| names.contains(name)) {
+        if !entry.file_name().to_str().is_some_and(|name| names.contains(&name)) {
             let _ = fs::remove_file(entry.path());
         }
     }
     Ok(())
 }
 
-/// The same for who has made or ended a container: nothing fails for it.
+/// Changes one vNIC's entry. `None`: there is none any more.
+fn change(run_dir: &RunDir, admin: &mut Admin, id: &str, entry: impl FnOnce(&Named) -> Option<Named>) -> Result<()> {
+    let whole = {
+        let _lock = lock_file(&lock_path(run_dir))?;
+        match own(run_dir) {
+            Some(mut own) => match own.remove(id) {
+                Some(before) => {
+                    own.extend(entry(&before).map(|named| (id.to_owned(), named)));
+                    note_own(run_dir, &own)?;
+                    write_files(run_dir, &own, &[&before.network])?;
+                    false
+                }
+                None => true,
+            },
+            None => true,
+        }
+    };
+    if whole { write(run_dir, admin) } else { Ok(()) }
+}
+
+/// A container has begun to use a vNIC, which may be new. Nothing fails for a name.
+pub fn add(run_dir: &RunDir, admin: &mut Admin, vnic: &VnicStatus, container: &str) {
+    let added = || -> Result<bool> {
+        let _lock = lock_file(&lock_path(run_dir))?;
+        let Some(mut own) = own(run_dir).filter(|_| file(run_dir, &vnic.network).exists()) else { return Ok(false) };
+        own.insert(vnic.id.clone(), named(vnic, &[(vnic.id.clone(), container.to_owned())]));
+        note_own(run_dir, &own)?;
+        write_files(run_dir, &own, &[&vnic.network])?;
+        Ok(true)
+    };
+    let done = added().and_then(|done| if done { Ok(()) } else { write(run_dir, admin) });
+    complain(done);
+}
+
+/// A container does not use its vNIC any more, which is gone unless it was declared.
+pub fn leave(run_dir: &RunDir, admin: &mut Admin, id: &str, is_declared: bool) {
+    // The first name is the vNIC's own.
+    let bare = |before: &Named| Named { names: before.names.iter().take(1).cloned().collect(), ..before.clone() };
+    complain(change(run_dir, admin, id, |before| is_declared.then(|| bare(before))));
+}
+
+/// As [`write`], for who has made or ended something: nothing fails for it.
 pub fn update(run_dir: &RunDir, admin: &mut Admin) {
-    if let Err(failure) = write(run_dir, admin) {
+    complain(write(run_dir, admin));
+}
+
+fn complain(done: Result<()>) {
+    if let Err(failure) = done {
         output::complaint(format!("warning: names of containers may be missing, or too many: {failure}"));
     }
 }
@@ -120,6 +192,7 @@ pub fn update_if_up(run_dir: &RunDir) {
 pub fn remove(run_dir: &RunDir) {
     let _ = fs::remove_dir_all(directory(run_dir));
     let _ = fs::remove_file(others_file(run_dir));
+    let _ = fs::remove_file(own_file(run_dir));
     let _ = fs::remove_file(lock_path(run_dir));
 }
 

@@ -9,7 +9,8 @@ use crate::peers;
 use crate::publisher::Publisher;
 use freeflow_cluster::mirror::{Target, Wanted, carry_out, own_objects, present_of};
 use freeflow_cluster::{
-    ClusterFile, Controller, Follow, Followed, HostRecord, Identity, News, Peer, PeersOf, Problem, Report, View, named,
+    ClusterFile, Controller, Follow, Followed, HostRecord, Identity, Named, News, Peer, PeersOf, Problem, Report, View,
+    named,
 };
 use freeflow_hostnet::run_dir::{RunDir, Settings};
 use freeflow_orchestrator::objects::{AnyObject, ObjectKind, parse_object};
@@ -93,8 +94,8 @@ struct Follower {
     said: Vec<Problem>,
     /// By which others' names are believed: what is declared, and the peers.
     believed: Option<(State, Vec<Peer>)>,
-    /// The version of others' vNICs that containers here have the names of.
-    named: Option<u64>,
+    /// The version of others' vNICs that containers here have the names of, and those.
+    named: (Option<u64>, Option<Vec<Named>>),
 }
 
 /// The range of each network that a host has.
@@ -181,7 +182,7 @@ impl Follower {
             heard_ns: freeflow_shm::monotonic_ns(),
             said: Vec::new(),
             believed: None,
-            named: None,
+            named: Default::default(),
             file,
             record,
             directory,
@@ -223,8 +224,13 @@ impl Follower {
     fn name_others(&mut self) {
         let Some((declared, peers)) = &self.believed else { return };
         let version = self.view.vnics_version();
-        if self.named.replace(version) != Some(version) {
-            self.publisher.name_others(named(&self.view, declared, peers));
+        if self.named.0.replace(version) == Some(version) {
+            return;
+        }
+        let others = named(&self.view, declared, peers);
+        if self.named.1.as_ref() != Some(&others) {
+            self.named.1 = Some(others.clone());
+            self.publisher.name_others(others);
         }
     }
 
@@ -331,7 +337,7 @@ impl Follower {
         let peers = PeersOf::host(&self.host, &self.record, &self.view, &declared);
         problems.extend(peers.problems);
         self.is_reload_due |= self.directory.write_peers(&own, &peers.peers)?;
-        (self.believed, self.named) = (Some((declared, peers.peers)), None);
+        (self.believed, self.named.0) = (Some((declared, peers.peers)), None);
         if self.is_reload_due {
             peers::reload(&self.run_dir)?;
             self.is_reload_due = false;

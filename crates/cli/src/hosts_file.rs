@@ -31,9 +31,10 @@ fn lines_of(base: &str) -> Vec<&str> {
     let mut bytes = 0;
     let fits = |line: &&str| {
         bytes += line.len() + 1;
-        bytes <= BASE_BYTES_MAX && line.len() < PAGE_BYTES
+        bytes <= BASE_BYTES_MAX
     };
-    base.lines().filter(|line| !line.bytes().any(|byte| byte == 0)).take_while(fits).collect()
+    let is_line = |line: &&str| line.len() < PAGE_BYTES && !line.bytes().any(|byte| byte == 0);
+    base.lines().filter(is_line).take_while(fits).collect()
 }
 
 /// The file of a network, from the host's own and its vNICs: of so many, the oldest first. A name that the host's own

@@ -91,8 +91,11 @@ impl Publisher {
 /// Says that vNICs have come, gone or changed, or may have.
 fn watch(run_dir: &RunDir, changed: &SyncSender<()>) {
     loop {
-        // One that waits stands for all.
-        let notify = |_: Value| Ok(!matches!(changed.try_send(()), Err(TrySendError::Disconnected(()))));
+        let notify = |event: Value| {
+            // Nothing has changed with a bookmark; a change that waits stands for all.
+            let is_over = || matches!(changed.try_send(()), Err(TrySendError::Disconnected(())));
+            Ok(event["type"] == "BOOKMARK" || !is_over())
+        };
         if let Ok(api) = Api::of(run_dir)
             && let Ok(hosts) = api.get(&format!("{BASE}/hosts"))
         {
@@ -154,6 +157,7 @@ impl Told {
                 continue;
             }
             is_due = false;
+            let begin = Instant::now();
             let done = self.round(record, is_silent || is_anew);
             let rest = match &done {
                 Ok(rest) => *rest,
@@ -161,7 +165,7 @@ impl Told {
                     // Certificates are read anew with the next one.
                     self.writer = None;
                     is_due = true;
-                    RETRY
+                    (begin.elapsed() * REST_FOR_ANSWERS).clamp(RETRY, HEARTBEAT)
                 }
             };
             not_before = Instant::now() + rest;

@@ -69,6 +69,7 @@ pub fn supervise(run_dir: &RunDir, plan: &Plan, started: impl FnOnce(&str)) -> R
         }
         Err(failure) => {
             let _ = record.leave_vnic(&mut admin);
+            container_names::leave(run_dir, &mut admin, &record.id, record.is_declared);
             ports::unplug(run_dir, &record.id);
             records.remove(&record.name, &record.id)?;
             Err(failure.or_code(EXIT_RUN_FAILED))
@@ -141,7 +142,7 @@ fn start(
     let bridge = bridges::ensure(run_dir, &network)?;
     record.network = vnic.network.clone();
     (record.ip, record.ip6) = (Some(vnic.address), vnic.address6);
-    container_names::update(run_dir, admin);
+    container_names::add(run_dir, admin, &vnic, &record.name);
     let names = Some(container_names::file(run_dir, &vnic.network)).filter(|file| plan.with_names && file.exists());
     let view = View {
         names,
@@ -313,16 +314,14 @@ fn finish(run_dir: &RunDir, records: &Records, mut record: Record, code: i32) ->
         let _ = record.leave_vnic(admin);
     }
     ports::unplug(run_dir, &record.id);
-    let stored = if record.remove {
-        records.remove(&record.name, &record.id)
-    } else {
-        record.state = State::Exited;
-        record.exit_code = Some(code);
-        record.finished_s = Some(now_s());
-        records.store(&record)
-    };
     if let Some(admin) = &mut admin {
-        container_names::update(run_dir, admin);
+        container_names::leave(run_dir, admin, &record.id, record.is_declared);
     }
-    stored
+    if record.remove {
+        return records.remove(&record.name, &record.id);
+    }
+    record.state = State::Exited;
+    record.exit_code = Some(code);
+    record.finished_s = Some(now_s());
+    records.store(&record)
 }

@@ -3,6 +3,7 @@ use crate::peers::Peer;
 use crate::view::View;
 use freeflow_orchestrator::{Cidr, DEFAULT_NETWORK, State};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 /// Of each host.
@@ -24,13 +25,14 @@ pub struct Named {
 /// Those of these hosts. An address counts where the peers file gives it to the host that names it, and the network
 /// has it: so no host names, or has others take for its own, what is in another one's hands.
 pub fn named(view: &View, declared: &State, peers: &[Peer]) -> Vec<Named> {
-    let of_networks: Vec<Cidr> = declared.networks().map(|network| network.pool.into()).collect();
+    let cidrs = |texts: &[String]| texts.iter().filter_map(|text| text.parse::<Cidr>().ok()).collect::<Vec<_>>();
+    let of_networks: BTreeMap<&str, Vec<Cidr>> =
+        declared.networks().map(|network| (network.name(), cidrs(&network.object.spec.cidrs))).collect();
     let is_in = |network: &str, address: IpAddr| {
         if network == DEFAULT_NETWORK {
-            return !of_networks.iter().any(|cidr| cidr.contains(address));
+            return !of_networks.values().flatten().any(|cidr| cidr.contains(address));
         }
-        let cidrs = declared.network(network).map(|entry| entry.object.spec.cidrs.as_slice()).unwrap_or_default();
-        cidrs.iter().any(|text| text.parse::<Cidr>().is_ok_and(|cidr| cidr.contains(address)))
+        of_networks.get(network).is_some_and(|cidrs| cidrs.iter().any(|cidr| cidr.contains(address)))
     };
     let mut all = Vec::new();
     for peer in peers {

@@ -4,7 +4,7 @@ use crate::keys::{Keys, Place};
 use crate::records::{Followed, HostRecord, Identity, is_host_name};
 use crate::vnics::{HostVnics, VNICS_PART_COUNT};
 use freeflow_etcd::News;
-use freeflow_orchestrator::store::{Entry, Listing};
+use freeflow_orchestrator::store::{Entry, Listing, VALUE_BYTES_MAX};
 use freeflow_orchestrator::{KEY_PREFIX, Pool, Revision, State};
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
@@ -142,11 +142,15 @@ impl View {
         let Some(part) = part.parse().ok().filter(|part| *part < VNICS_PART_COUNT && is_host_name(host)) else {
             return;
         };
+        // A host may write longer ones than it should.
+        let entry = entry.filter(|entry| entry.value.len() <= VALUE_BYTES_MAX);
         if put(&mut self.vnics_parts, (host.to_owned(), part), value(entry)) {
             let first = (host.to_owned(), 0);
             let parts = self.vnics_parts.range(first..).take_while(|((of, _), _)| of == host).map(|(_, part)| part);
-            put(&mut self.vnics, host.to_owned(), HostVnics::joined(parts));
-            self.vnics_version += 1;
+            let (joined, before) = (HostVnics::joined(parts), self.vnics.get(host));
+            let is_same = joined.as_ref().zip(before).is_some_and(|(one, other)| one.is_same(other));
+            put(&mut self.vnics, host.to_owned(), joined);
+            self.vnics_version += u64::from(!is_same);
         }
     }
 
@@ -195,7 +199,7 @@ impl View {
         &self.vnics
     }
 
-    /// Another number once any host has said something else of its vNICs.
+    /// Another number once any host has other vNICs than before, whatever they do.
     pub fn vnics_version(&self) -> u64 {
         self.vnics_version
     }

@@ -58,10 +58,13 @@ fn others_name_their_own_addresses_alone() {
 #[test]
 fn a_host_that_is_unknown_or_talks_nonsense_names_nothing() {
     let said = value(vec![vnic("web", "red", &["10.50.0.18"])]);
+    let mut too_long = said.clone();
+    too_long.resize(65 << 10, b' ');
     for (key, value) in [
         ("hosts/h9/data/vnics/0", said.as_slice()),
         ("hosts/h2/data/vnics/0", b"nonsense"),
         ("hosts/h2/data/vnics/4", said.as_slice()),
+        ("hosts/h2/data/vnics/0", too_long.as_slice()),
         ("hosts/h2/data/vnics/x", said.as_slice()),
         ("hosts/../data/vnics/0", said.as_slice()),
         ("hosts/h2/receipts/vnics/0", said.as_slice()),
@@ -88,6 +91,9 @@ fn news_of_vnics_give_a_host_nothing_to_follow() {
     let web = || vec![vnic("web", "red", &["10.50.0.18"])];
     assert_eq!(change(Some(entry(web(), 101)), 101), (true, 1));
     assert_eq!(change(Some(entry(web(), 102)), 102), (false, 1));
+    let mut busy = web();
+    busy[0].traffic.messages_per_s = 5;
+    assert_eq!(change(Some(entry(busy, 102)), 102), (false, 1), "it does something, and is the same");
     assert_eq!(change(None, 103), (true, 0));
 }
 
