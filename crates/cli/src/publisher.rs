@@ -61,6 +61,7 @@ impl Publisher {
             shared: shared.clone(),
             sampler: Sampler::default(),
             writer: None,
+            rest: REST,
             last: None,
         };
         spawn("ff-vnics", Box::new(move || told.tell(&changes)))?;
@@ -123,6 +124,8 @@ struct Told {
     shared: Arc<Mutex<Shared>>,
     sampler: Sampler,
     writer: Option<VnicsWriter>,
+    /// For what the router's answers took last.
+    rest: Duration,
     last: Option<Last>,
 }
 
@@ -157,7 +160,6 @@ impl Told {
                 continue;
             }
             is_due = false;
-            let begin = Instant::now();
             let done = self.round(record, is_silent || is_anew);
             let rest = match &done {
                 Ok(rest) => *rest,
@@ -165,7 +167,7 @@ impl Told {
                     // Certificates are read anew with the next one.
                     self.writer = None;
                     is_due = true;
-                    (begin.elapsed() * REST_FOR_ANSWERS).clamp(RETRY, HEARTBEAT)
+                    self.rest.max(RETRY)
                 }
             };
             not_before = Instant::now() + rest;
@@ -203,7 +205,7 @@ impl Told {
             return Ok(REST.max(begin.elapsed() * REST_FOR_ANSWERS));
         }
         let mut traffic = self.sampler.take(&api)?;
-        let rest = REST.max(begin.elapsed() * REST_FOR_ANSWERS);
+        self.rest = REST.max(begin.elapsed() * REST_FOR_ANSWERS);
         for vnic in &mut vnics.vnics {
             vnic.traffic = traffic.remove(&vnic.name).unwrap_or_default();
         }
@@ -217,7 +219,7 @@ impl Told {
         };
         // Another record: the follower hears of it, and says so.
         let Some(bytes) = writer.write(record, &vnics)? else { return Ok(RETRY) };
-        let rest = rest.max(Duration::from_secs(bytes as u64 / BYTES_PER_S));
+        let rest = self.rest.max(Duration::from_secs(bytes as u64 / BYTES_PER_S));
         self.last = Some(Last { vnics, record, at: Instant::now(), rest });
         Ok(rest)
     }
