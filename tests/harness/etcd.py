@@ -121,7 +121,7 @@ class Etcd:
             lines += [f"role add {host}", f"role grant-permission {host} read --prefix /freeflow/",
                       f"role grant-permission {host} readwrite --prefix /freeflow/hosts/{host}/"]
             if host in controllers:
-                lines.append(f"role grant-permission {host} readwrite --prefix /freeflow/blocks/")
+                lines += [f"role grant-permission {host} readwrite --prefix /freeflow/{part}/" for part in ("blocks", "places")]
         for user in (operator, *hosts):
             lines += [f"user add {user} --no-password", f"user grant-role {user} {user}"]
         for line in (*lines, "auth enable"):

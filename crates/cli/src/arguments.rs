@@ -1,6 +1,6 @@
 //! The command line. Its help texts are a checked-in list: `tests/help.txt`.
 
-use crate::arguments_control::{AllHosts, Apply, Cluster, Delete, Describe, Diff, Get, Top};
+use crate::arguments_control::{AllHosts, Apply, Cluster, Delete, Describe, Diff, Get, MoveVnic, Top};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -121,6 +121,8 @@ pub enum Command {
     /// Make a cluster of hosts that follow one declaration on etcd; show it
     #[command(subcommand)]
     Cluster(Cluster),
+    /// Move a declared vNIC to another host of a cluster, with its address; its container there is stopped
+    Move(MoveVnic),
     /// Check this machine for missing parts, and show how to add them
     Doctor {
         #[command(flatten)]
@@ -297,6 +299,9 @@ pub struct Run {
     /// A declared vNIC, with its network and address, in the place of a new one
     #[arg(long, value_name = "VNIC", conflicts_with_all = ["network", "ip", "labels"])]
     pub vnic: Option<String>,
+    /// Wait until no other host of the cluster uses the declared vNIC
+    #[arg(long, requires = "vnic")]
+    pub wait: bool,
     /// A label of the vNIC, for groups and rules
     #[arg(long = "label", value_name = "KEY=VALUE", value_parser = crate::argument_values::parse_label)]
     pub labels: Vec<(String, String)>,

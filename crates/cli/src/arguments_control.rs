@@ -189,6 +189,24 @@ fn parse_delay(text: &str) -> Result<Duration, String> {
     }
 }
 
+#[derive(Debug, Args)]
+pub struct MoveVnic {
+    /// A vNIC that is declared for the cluster
+    #[arg(value_name = "VNIC")]
+    pub vnic: String,
+    /// Host that gets it
+    #[arg(long, value_name = "HOST")]
+    pub to: String,
+    /// Also from a host that can't be reached
+    #[arg(long)]
+    pub force: bool,
+    /// Longest wait until the host has it
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    pub seconds: u64,
+    #[command(flatten)]
+    pub of: OfCluster,
+}
+
 #[derive(Debug, Subcommand)]
 pub enum Cluster {
     /// Make a cluster in etcd, once

@@ -1,7 +1,7 @@
 //! The process that follows the cluster for a host: what is declared for all hosts it applies here, the other hosts it
 //! writes into the peers file, and it says how far it has come. The router enforces all of that, and goes on without
 //! it, and without etcd.
-use crate::cluster::{Directory, Memory, Own, note_problems, note_state, record};
+use crate::cluster::{Claims, Directory, Memory, Own, note_problems, note_state, record};
 use crate::control::api::{Api, BASE, encoded};
 use crate::failure::{Failure, Result, fail};
 use crate::output;
@@ -10,7 +10,7 @@ use crate::publisher::Publisher;
 use freeflow_cluster::mirror::{Target, Wanted, carry_out, own_objects, present_of};
 use freeflow_cluster::{
     ClusterFile, Controller, Follow, Followed, HostRecord, Identity, Named, News, Peer, PeersOf, Problem, Report, View,
-    named,
+    named, place_vnics,
 };
 use freeflow_hostnet::run_dir::{RunDir, Settings};
 use freeflow_orchestrator::objects::{AnyObject, ObjectKind, parse_object};
@@ -19,10 +19,14 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+mod vnics;
+
 /// The channel between routers, as the peers file has it by default.
 const CONTROL_PORT: u16 = 4790;
 /// Longest wait for news, until what failed is tried again.
 const ROUND: Duration = Duration::from_secs(2);
+/// The same while a vNIC comes or goes.
+const SHORT_ROUND: Duration = Duration::from_millis(200);
 /// All is compared, also where nothing has changed: somebody may have restarted the router with an older state.
 const WHOLE: Duration = Duration::from_secs(30);
 /// The same where something could not be followed.
@@ -38,7 +42,9 @@ struct Host<'a> {
 impl Target for Host<'_> {
     fn present(&mut self, kind: ObjectKind) -> std::result::Result<Vec<AnyObject>, String> {
         let text = |failure: Failure| failure.to_string();
-        let answer = self.api.get(&format!("{BASE}/{}", kind.plural())).map_err(|trouble| text(trouble.into()))?;
+        let only = if kind == ObjectKind::Vnic { "?floating=true" } else { "" };
+        let answer =
+            self.api.get(&format!("{BASE}/{}{only}", kind.plural())).map_err(|trouble| text(trouble.into()))?;
         let items = answer["items"].as_array().cloned().unwrap_or_default();
         items.iter().map(|item| parse_object(item).map_err(|invalid| invalid.to_string())).collect()
     }
@@ -86,16 +92,21 @@ struct Follower {
     /// News that were not carried out.
     is_due: bool,
     whole_at: Instant,
-    /// Why etcd does not answer.
-    behind: Option<String>,
+    /// Since when etcd does not answer, and why.
+    behind: Option<(Instant, String)>,
     connected_at: Instant,
     /// When it last did, by CLOCK_MONOTONIC.
     heard_ns: u64,
     said: Vec<Problem>,
-    /// By which others' names are believed: what is declared, and the peers.
-    believed: Option<(State, Vec<Peer>)>,
+    /// The last that others were told.
+    reported: Vec<Problem>,
+    /// All that is declared, as it was last carried out, and the peers.
+    declared: Option<State>,
+    believed: Vec<Peer>,
     /// The version of others' vNICs that containers here have the names of, and those.
     named: (Option<u64>, Option<Vec<Named>>),
+    vnics: vnics::OwnVnics,
+    claims: Claims,
 }
 
 /// The range of each network that a host has.
@@ -161,10 +172,16 @@ impl Follower {
                 record.default_range
             );
         }
+        let (follow, claims) = (Follow::start(&file)?, Claims::listen(run_dir)?);
+        claims.set_waker(follow.waker());
         Ok(Self {
             memory: directory.memory(),
             api: Api::of(run_dir)?,
-            follow: Follow::start(&file)?,
+            follow,
+            claims,
+            reported: Vec::new(),
+            declared: None,
+            vnics: Default::default(),
             report: Report::start(&file, &settings.host)?,
             publisher: Publisher::start(run_dir, &settings.host)?,
             view: View::new(&file.root),
@@ -181,7 +198,7 @@ impl Follower {
             connected_at: Instant::now(),
             heard_ns: freeflow_shm::monotonic_ns(),
             said: Vec::new(),
-            believed: None,
+            believed: Vec::new(),
             named: Default::default(),
             file,
             record,
@@ -191,11 +208,13 @@ impl Follower {
 
     /// Takes news, and does what follows from them.
     fn round(&mut self) {
-        let mut wait = ROUND;
+        let mut wait = if self.vnics.is_busy() { SHORT_ROUND } else { ROUND };
         while let Some(news) = self.follow.next(wait) {
             wait = Duration::ZERO;
-            self.behind = match &news {
-                News::Behind(error) => Some(error.to_string()),
+            self.behind = match (&news, self.behind.take()) {
+                (News::Behind(error), before) => {
+                    Some((before.map_or_else(Instant::now, |(since, _)| since), error.to_string()))
+                }
                 _ => None,
             };
             self.is_due |= self.view.take(news);
@@ -204,30 +223,39 @@ impl Follower {
             self.connect_anew();
         }
         if self.view.revision().0 == 0 {
-            let why = self.behind.as_deref().unwrap_or("no answer yet");
+            self.answer_claims();
+            let why = self.behind.as_ref().map_or("no answer yet", |(_, why)| why);
             return self.say(vec![Problem::new(format!("etcd does not answer: {why}"))]);
         }
         let after = if self.said.is_empty() { WHOLE } else { AGAIN };
-        if self.is_due || self.whole_at.elapsed() > after {
+        let has_news = self.let_go().unwrap_or_else(|failure| {
+            log(&failure.to_string());
+            false
+        });
+        if self.is_due || self.vnics.is_stopping() || self.whole_at.elapsed() > after {
             self.whole_at = Instant::now();
             let problems = self.carry_out();
             self.is_due = problems.is_err();
             let problems = problems.unwrap_or_else(|failure| vec![Problem::new(failure.to_string())]);
-            self.report_on(&problems);
+            self.reported.clone_from(&problems);
+            self.tell();
             self.say(problems);
+        } else if has_news {
+            self.tell();
         }
+        self.answer_claims();
         self.name_others();
         self.control();
     }
 
     /// Others' vNICs have names here as far as their hosts are believed to have their addresses.
     fn name_others(&mut self) {
-        let Some((declared, peers)) = &self.believed else { return };
+        let Some(declared) = &self.declared else { return };
         let version = self.view.vnics_version();
         if self.named.0.replace(version) == Some(version) {
             return;
         }
-        let others = named(&self.view, declared, peers);
+        let others = named(&self.view, declared, &self.believed);
         if self.named.1.as_ref() != Some(&others) {
             self.named.1 = Some(others.clone());
             self.publisher.name_others(others);
@@ -240,8 +268,11 @@ impl Follower {
             ClusterFile::read(self.run_dir.settings().and_then(|last| last.cluster).unwrap_or_default().as_path())
                 .and_then(|file| Ok((Follow::start(&file)?, Report::start(&file, &self.host)?, file)));
         match renewed {
-            Ok(renewed) => (self.follow, self.report, self.file) = renewed,
-            Err(error) => self.behind = Some(error.to_string()),
+            Ok(renewed) => {
+                (self.follow, self.report, self.file) = renewed;
+                self.claims.set_waker(self.follow.waker());
+            }
+            Err(error) => self.behind = Some((Instant::now(), error.to_string())),
         }
     }
 
@@ -251,13 +282,14 @@ impl Follower {
         if !self.file.controller || !is_new || self.behind.is_some() || self.check_identity().is_err() {
             return;
         }
-        let done = Controller::run(&self.file, &self.view);
+        let done =
+            Controller::run(&self.file, &self.view).and_then(|full| place_vnics(&self.file, &self.view).map(|()| full));
         // After a failure it is tried again in the next round.
         self.controlled = done.is_ok().then(|| self.view.revision());
         let said = match done {
             Ok(full) if full.is_empty() => None,
             Ok(full) => Some(format!("no block of addresses is left for each host in: {}", full.join(", "))),
-            Err(error) => Some(format!("can't give blocks of addresses: {error}")),
+            Err(error) => Some(format!("can't give blocks of addresses and vNICs: {error}")),
         };
         if let Some(text) = said.as_ref().filter(|_| said != self.control_said) {
             log(text);
@@ -309,7 +341,7 @@ impl Follower {
             Ok(declared) => declared,
             Err(error) => return Ok(vec![Problem::new(format!("what is declared makes no sense here: {error}"))]),
         };
-        let wanted = Wanted::of(&self.view, &declared, &self.host);
+        let mut wanted = Wanted::of(&self.view, &declared, &self.host, &self.memory.released);
         let mut target = Host { api: &self.api };
         if self.memory.id.is_none() {
             let own = own_objects(&wanted, &present_of(&mut target).map_err(Failure::new)?);
@@ -320,8 +352,11 @@ impl Follower {
             self.memory.id = Some(identity.id);
             self.directory.remember(&self.memory)?;
         }
+        self.stop_leaving(&mut wanted)?;
+        let mut target = Host { api: &self.api };
         let mut problems = carry_out(&mut target, &wanted).map_err(Failure::new)?;
         self.carried = (self.view.revision().0, ranges_of(&mut target)?);
+        self.note_released(&declared)?;
         let memory = Memory {
             restored: identity.restored,
             revision: self.carried.0,
@@ -336,8 +371,9 @@ impl Follower {
         let own = Own { host: &self.host, address: self.record.address, wire: self.file.wire };
         let peers = PeersOf::host(&self.host, &self.record, &self.view, &declared);
         problems.extend(peers.problems);
+        self.declared = Some(declared);
         self.is_reload_due |= self.directory.write_peers(&own, &peers.peers)?;
-        (self.believed, self.named.0) = (Some((declared, peers.peers)), None);
+        (self.believed, self.named.0) = (peers.peers, None);
         if self.is_reload_due {
             peers::reload(&self.run_dir)?;
             self.is_reload_due = false;
@@ -390,7 +426,7 @@ impl Follower {
     }
 
     /// For others to see.
-    fn report_on(&mut self, problems: &[Problem]) {
+    fn tell(&mut self) {
         // Once its record is there, and of itself alone.
         let own = self.standing.as_ref().filter(|standing| !standing.is_other);
         self.publisher.speak(own.and_then(|standing| standing.before));
@@ -398,7 +434,8 @@ impl Follower {
         let (revision, ranges) = self.carried.clone();
         let release = env!("CARGO_PKG_VERSION").to_owned();
         let record = standing.is_other.then(|| self.record.clone());
-        let followed = Followed { revision, ranges, release, at_s: 0, problems: problems.to_vec() };
+        let (problems, vnics, claims) = (self.reported.clone(), self.held(), self.claimed());
+        let followed = Followed { revision, ranges, vnics, claims, release, at_s: 0, problems };
         self.report.say(record, standing.before, followed);
     }
 

@@ -132,7 +132,7 @@ fn attach(admin: &mut Admin, network: &str, state: &State, process: Process) -> 
 
 fn hold(run_dir: &RunDir, admin: &mut Admin, name: &str, state: &State, process: Process) -> Result<VnicStatus> {
     Records::of(run_dir).reconcile(Some(admin))?;
-    let vnic = declared_vnic(admin, name)?;
+    let (vnic, _claimed) = declared_vnic(run_dir, admin, name, false)?;
     let holder = Holder { vnic: vnic.id.clone(), container: state.id.clone(), name: short_name(state), process };
     Holders::of(run_dir).take(&holder, admin)?;
     Ok(vnic)

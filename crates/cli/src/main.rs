@@ -78,7 +78,7 @@ fn dispatch(arguments: Arguments) -> Result<i32> {
         return result;
     }
     let needs_nothing = match &arguments.command {
-        Command::Doctor { .. } | Command::Version | Command::Peers(Peers::Key { .. }) => true,
+        Command::Doctor { .. } | Command::Version | Command::Peers(Peers::Key { .. }) | Command::Move(_) => true,
         Command::Ps { hosts, .. } => hosts.all_hosts,
         Command::Cluster(action) => !matches!(action, Cluster::Follow),
         _ => false,
@@ -113,6 +113,7 @@ fn dispatch(arguments: Arguments) -> Result<i32> {
         Command::Peers(action) => peers::peers(&run_dir, action)?,
         Command::Cluster(Cluster::Follow) => follower::follow(&run_dir)?,
         Command::Cluster(action) => cluster::cluster(&run_dir, action)?,
+        Command::Move(arguments) => cluster::move_vnic(&run_dir, &arguments)?,
         Command::Doctor { output } => doctor::doctor(&run_dir, output.format)?,
         Command::Version => show::version(&run_dir),
         Command::Apply(_)

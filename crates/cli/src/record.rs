@@ -226,6 +226,12 @@ pub fn check_name(name: &str) -> Result<()> {
 }
 
 /// Seconds since 1970.
+/// Milliseconds since 1970.
+pub fn now_ms() -> u64 {
+    let elapsed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX)
+}
+
 pub fn now_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs())
 }

@@ -40,6 +40,7 @@ fn plan(arguments: Run) -> Result<Plan> {
         network: arguments.network,
         ip: arguments.ip,
         vnic: arguments.vnic,
+        waits: arguments.wait,
         labels: arguments.labels,
         detached: arguments.detach,
         remove: arguments.rm,

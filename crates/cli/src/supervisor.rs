@@ -1,6 +1,7 @@
 //! The host's side of a `freeflow run` container: gives it its vNIC, starts it, watches it, cleans up after it.
 
 use crate::admin::Admin;
+use crate::cluster::{Claimed, announce, claim};
 use crate::container_names;
 use crate::failure::{Context, EXIT_RUN_FAILED, Failure, Result, fail};
 use crate::init::{self, GO, Program, Report};
@@ -34,6 +35,8 @@ pub struct Plan {
     pub ip: Option<IpAddr>,
     /// A declared vNIC, in the place of a new one.
     pub vnic: Option<String>,
+    /// Wait for it until other hosts of the cluster let it go.
+    pub waits: bool,
     pub labels: Vec<(String, String)>,
     pub detached: bool,
     pub remove: bool,
@@ -54,9 +57,17 @@ pub fn supervise(run_dir: &RunDir, plan: &Plan, started: impl FnOnce(&str)) -> R
     let records = Records::of(run_dir);
     records.reconcile(Some(&mut admin))?;
     // Before anything is made under its id.
-    let declared = plan.vnic.as_deref().map(|name| declared_vnic(&mut admin, name)).transpose()?;
+    let (declared, claimed) = match plan.vnic.as_deref() {
+        Some(name) => {
+            let (vnic, claimed) = declared_vnic(run_dir, &mut admin, name, plan.waits)?;
+            (Some(vnic), claimed)
+        }
+        None => (None, None),
+    };
     let mut record = reserve(&records, plan, host)?;
-    match start(run_dir, plan, declared, &mut admin, &records, &mut record) {
+    let running = start(run_dir, plan, declared, &mut admin, &records, &mut record);
+    drop(claimed);
+    match running {
         Ok(running) => {
             drop(admin);
             started(&record.name);
@@ -185,14 +196,27 @@ fn attach(plan: &Plan, admin: &mut Admin, record: &Record) -> Result<VnicStatus>
     }
 }
 
-/// A vNIC that was not made for a container. Whether one of ours uses it is settled when the record is made.
-pub fn declared_vnic(admin: &mut Admin, name: &str) -> Result<VnicStatus> {
-    let vnic = admin.vnics()?.into_iter().find(|vnic| vnic.id == name);
+/// A vNIC that was not made for a container; in a cluster it may come from another host, and stays here as long as the
+/// claim is kept. Whether one of ours uses it is settled when the record is made.
+pub fn declared_vnic(
+    run_dir: &RunDir,
+    admin: &mut Admin,
+    name: &str,
+    waits: bool,
+) -> Result<(VnicStatus, Option<Claimed>)> {
+    let there = |admin: &mut Admin| Ok::<_, Failure>(admin.vnics()?.into_iter().find(|vnic| vnic.id == name));
+    let (vnic, claimed) = match there(admin)? {
+        Some(vnic) => (Some(vnic), announce(run_dir, name)),
+        None => {
+            let claimed = claim(run_dir, name, waits)?;
+            (if claimed.is_some() { there(admin)? } else { None }, claimed)
+        }
+    };
     let vnic = vnic.ok_or_else(|| Failure::new(format!("no vNIC is called {name:?}; see: freeflow get vnics")))?;
     if vnic.labels.iter().any(|(key, _)| key == "engine") {
         fail!("the vNIC {name} was made for the container {}, and goes with it", vnic.name);
     }
-    Ok(vnic)
+    Ok((vnic, claimed))
 }
 
 /// Forks PID 1 of a new PID namespace.

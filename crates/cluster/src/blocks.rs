@@ -1,18 +1,16 @@
 //! Blocks: the part of a network's addresses that one host gives out.
 use crate::ClusterError;
 use crate::file::ClusterFile;
-use crate::keys::{SERIAL, block_key};
+use crate::keys::block_key;
+use crate::turns::{WRITE_COUNT_MAX, commit, serial_in};
 use crate::view::{View, block_in, state_of};
-use freeflow_etcd::EtcdStore;
-use freeflow_orchestrator::store::{Committed, Compare, Entry, Transaction, Write};
+use freeflow_orchestrator::store::Entry;
 use freeflow_orchestrator::{NetworkEntry, Pool, Revision, State, Store};
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 
 /// The smallest range that a host can give out.
 const PREFIX_LONGEST: u8 = 29;
-/// etcd takes 128 operations at once, of which some are the store's.
-const WRITE_COUNT_MAX: usize = 100;
 
 /// Prefix length of a network's blocks: as many blocks as addresses in each, or half as many. A /16 has 256 of
 /// 256 addresses, a /24 has 16 of 16.
@@ -34,6 +32,15 @@ fn free_block(pool: Pool, taken: &[Pool]) -> Option<Pool> {
 
 fn overlaps_any(block: Pool, taken: &[Pool]) -> bool {
     taken.iter().any(|other| other.encloses(block) || block.encloses(*other))
+}
+
+/// The part of a network whose addresses go with declared vNICs from host to host, where its writer has chosen none:
+/// the last eighth. A network of 16 addresses or fewer has none: it is for two hosts.
+pub fn floating_part(pool: Pool) -> Option<Pool> {
+    let prefix_length = (pool.prefix_length() + 3).min(PREFIX_LONGEST);
+    let size = 1u32 << (32 - prefix_length);
+    let base = u32::from(pool.base()) + (pool.size() - size);
+    (pool.size() >= 4 * size).then(|| format!("{}/{prefix_length}", Ipv4Addr::from(base)).parse().ok())?
 }
 
 type Blocks = BTreeMap<(String, String), Pool>;
@@ -75,7 +82,7 @@ fn due(view: &View, (declared, since): Declared<'_>, blocks: &Blocks) -> Due {
     for network in declared.networks() {
         let name = network.name();
         let of_network = blocks.iter().filter(|((of, _), _)| of == name);
-        let mut taken: Vec<Pool> = of_network.map(|(_, block)| *block).collect();
+        let mut taken: Vec<Pool> = of_network.map(|(_, block)| *block).chain(network.floating).collect();
         // Others' that are in use, though nobody has given them as far as etcd knows: it was restored from a backup.
         let said = view
             .followed()
@@ -133,7 +140,7 @@ impl Controller {
         let since = serial_in(&declared.entries);
         let declared = state_of(declared)?;
         let Due { writes, full } = due(view, (&declared, since), &blocks_in(&listing.entries));
-        commit(&mut store, writes.into_iter().take(WRITE_COUNT_MAX).collect(), serial)?;
+        commit(&mut store, writes.into_iter().take(WRITE_COUNT_MAX).map(encoded), serial)?;
         Ok(full)
     }
 
@@ -154,15 +161,11 @@ impl Controller {
                 return Ok(count);
             }
             let released = writes.len();
-            if commit(&mut store, writes, serial)? {
+            if commit(&mut store, writes.into_iter().map(encoded), serial)? {
                 count += released;
             }
         }
     }
-}
-
-pub(crate) fn serial_in(entries: &[Entry]) -> Option<Revision> {
-    entries.iter().find(|entry| entry.key == SERIAL).map(|entry| entry.modified)
 }
 
 fn blocks_in(entries: &[Entry]) -> Blocks {
@@ -173,29 +176,8 @@ fn blocks_in(entries: &[Entry]) -> Blocks {
     entries.iter().filter_map(read).collect()
 }
 
-/// False: another controller was faster, and what it did comes as news.
-fn commit(
-    store: &mut EtcdStore,
-    writes: Vec<(String, Option<Pool>)>,
-    serial: Option<Revision>,
-) -> Result<bool, ClusterError> {
-    if writes.is_empty() {
-        return Ok(true);
-    }
-    let write = |(key, block): (String, Option<Pool>)| Write {
-        key,
-        value: block.map(|block| block.to_string().into_bytes()),
-        lease: None,
-    };
-    let mut writes: Vec<Write> = writes.into_iter().map(write).collect();
-    writes.push(serial_write());
-    let transaction = Transaction { compares: vec![Compare { key: SERIAL.into(), modified: serial }], writes };
-    Ok(matches!(store.commit(&transaction)?, Committed::Done(_)))
-}
-
-/// Its revision is what counts.
-pub(crate) fn serial_write() -> Write {
-    Write { key: SERIAL.into(), value: Some(Vec::new()), lease: None }
+fn encoded((key, block): (String, Option<Pool>)) -> (String, Option<Vec<u8>>) {
+    (key, block.map(|block| block.to_string().into_bytes()))
 }
 
 #[cfg(test)]
@@ -212,6 +194,21 @@ mod tests {
             [("10.0.0.0/8", 20), ("10.1.0.0/16", 24), ("10.1.0.0/24", 28), ("10.1.0.0/27", 29), ("10.1.0.0/29", 29)]
         {
             assert_eq!(block_prefix(pool(network)), prefix_length, "{network}");
+        }
+    }
+
+    #[test]
+    fn an_eighth_goes_with_vnics_where_enough_is_left() {
+        for (network, part) in [
+            ("10.0.0.0/8", Some("10.224.0.0/11")),
+            ("10.1.0.0/16", Some("10.1.224.0/19")),
+            ("10.1.0.0/24", Some("10.1.0.224/27")),
+            ("10.1.0.0/26", Some("10.1.0.56/29")),
+            ("10.1.0.0/27", Some("10.1.0.24/29")),
+            ("10.1.0.0/28", None),
+            ("10.1.0.0/29", None),
+        ] {
+            assert_eq!(floating_part(pool(network)), part.map(pool), "{network}");
         }
     }
 

@@ -6,7 +6,7 @@ use crate::records::{Followed, HostRecord, now_s};
 use freeflow_etcd::{Client, Follower, News};
 use freeflow_orchestrator::store::{Compare, StoreError, Transaction, Write};
 use freeflow_orchestrator::{Revision, Store};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::thread;
 use std::time::Duration;
 
@@ -19,7 +19,20 @@ const RETRY: Duration = Duration::from_secs(3);
 
 /// News of all keys of a cluster, by a thread of its own. It ends with this.
 pub struct Follow {
-    news: Receiver<News>,
+    /// `None`: woken for something else.
+    news: Receiver<Option<News>>,
+    waker: SyncSender<Option<News>>,
+}
+
+/// Has [`Follow::next`] come back.
+#[derive(Clone)]
+pub struct Waker(SyncSender<Option<News>>);
+
+impl Waker {
+    /// One that is busy comes back anyway.
+    pub fn wake(&self) {
+        let _ = self.0.try_send(None);
+    }
 }
 
 fn no_thread(error: &std::io::Error) -> ClusterError {
@@ -40,31 +53,29 @@ impl Follow {
             Client::new(&endpoints).map_err(|error| ClusterError::File(error.to_string()))?
         };
         let (sender, news) = sync_channel(NEWS_COUNT);
+        let waker = sender.clone();
         let body = move || {
             runtime.block_on(async move {
                 let mut from = Follower::spawn(client, &prefix);
                 while let Some(news) = from.recv().await {
-                    if sender.send(news).is_err() {
+                    if sender.send(Some(news)).is_err() {
                         return;
                     }
                 }
             });
         };
         thread::Builder::new().name("ff-follow".into()).spawn(body).map_err(|error| no_thread(&error))?;
-        Ok(Self { news })
+        Ok(Self { news, waker })
     }
 
-    /// The next news, if some come in this time.
+    /// For another thread that has something for who waits here.
+    pub fn waker(&self) -> Waker {
+        Waker(self.waker.clone())
+    }
+
+    /// The next news, if some come in this time and nobody wakes it.
     pub fn next(&self, wait: Duration) -> Option<News> {
-        self.news
-            .recv_timeout(wait)
-            .inspect_err(|error| {
-                // The thread has ended: who waits for it should not spin.
-                if *error == RecvTimeoutError::Disconnected {
-                    thread::sleep(wait);
-                }
-            })
-            .ok()
+        self.news.recv_timeout(wait).ok().flatten()
     }
 }
 

@@ -6,10 +6,16 @@
 //! each part.
 use crate::ClusterError;
 use freeflow_orchestrator::objects::{AnyObject, ObjectKind};
-use freeflow_orchestrator::{CLUSTER_KINDS, Change, Command, Outcome, Reason, Refusal, Revision, State};
+use freeflow_orchestrator::{CLUSTER_KINDS, Change, Outcome, Plan, Reason, Refusal, Revision, State};
+use std::collections::VecDeque;
 
-/// Objects in a transaction: etcd takes 128 operations as it is by default, some of which are not objects'.
+/// Objects in a transaction.
 const PART_COUNT_MAX: usize = 100;
+/// Writes in one, of which some objects take several: etcd takes 128 as it is by default, a few of which are not
+/// objects'.
+const WRITE_COUNT_MAX: usize = 110;
+/// So few objects are one transaction, whatever they are.
+const FEW: usize = 32;
 /// Their bytes: etcd takes 1.5 MiB.
 const PART_BYTES_MAX: usize = 1 << 20;
 
@@ -23,9 +29,9 @@ fn length(object: &AnyObject) -> usize {
     serde_json::to_vec(object).map_or(0, |bytes| bytes.len())
 }
 
-/// Whether it has to be done in parts.
+/// Whether it may have to be done in parts.
 pub(crate) fn is_many(objects: &[AnyObject]) -> bool {
-    objects.len() > PART_COUNT_MAX || objects.iter().map(length).sum::<usize>() > PART_BYTES_MAX
+    objects.len() > FEW || objects.iter().map(length).sum::<usize>() > PART_BYTES_MAX
 }
 
 /// Parts that can be declared one after the other.
@@ -51,18 +57,27 @@ pub(crate) fn checked_parts(
     mut state: State,
     objects: &[AnyObject],
     results: &[Outcome],
+    plan: impl Fn(&State, &[AnyObject]) -> Result<Plan, Refusal>,
 ) -> Result<Vec<Vec<AnyObject>>, ClusterError> {
     let changed = objects.iter().zip(results).filter(|(_, outcome)| outcome.what != Change::Unchanged);
-    let parts = parts(changed.map(|(object, _)| object.clone()).collect());
-    for part in &parts {
-        let plan = state.plan(&Command::Apply { objects: part.clone() }).map_err(|refusal| {
+    let mut waiting = VecDeque::from(parts(changed.map(|(object, _)| object.clone()).collect()));
+    let mut checked = Vec::new();
+    while let Some(mut part) = waiting.pop_front() {
+        let planned = plan(&state, &part).map_err(|refusal| {
             let text = format!("{refusal}; so many objects are declared in parts, and these go only together");
             Refusal::new(Reason::Conflict, text)
         })?;
+        if planned.writes.len() > WRITE_COUNT_MAX && part.len() > 1 {
+            let rest = part.split_off(part.len() / 2);
+            waiting.push_front(rest);
+            waiting.push_front(part);
+            continue;
+        }
         let revision = Revision(state.revision().0 + 1);
-        state.adopt(&plan, revision);
+        state.adopt(&planned, revision);
+        checked.push(part);
     }
-    Ok(parts)
+    Ok(checked)
 }
 
 /// Objects of which some were declared.
@@ -109,7 +124,7 @@ mod tests {
         let class = |number: usize| object("QosClass", &format!("c{number}"), json!({}));
         let group = |number: usize| object("Group", &format!("g{number}"), json!({"tenant": "t", "members": []}));
         let all: Vec<AnyObject> = (0..150).map(group).chain((0..120).map(class)).collect();
-        assert!(is_many(&all) && !is_many(&all[..PART_COUNT_MAX]));
+        assert!(is_many(&all) && !is_many(&all[..FEW]));
         let parts = parts(all);
         assert_eq!(parts.iter().map(Vec::len).collect::<Vec<_>>(), [100, 100, 70]);
         let kinds: Vec<ObjectKind> = parts.iter().flatten().map(AnyObject::kind).collect();

@@ -19,7 +19,7 @@ pub(crate) struct Keys {
 
 /// The meaning of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place<'a> {
+pub(crate) enum Meaning<'a> {
     Identity,
     /// Its key in the store of declared objects.
     Declared(&'a str),
@@ -36,6 +36,8 @@ pub(crate) enum Place<'a> {
         network: &'a str,
         host: &'a str,
     },
+    /// Of the vNIC of this name.
+    OfVnic(&'a str),
 }
 
 impl Keys {
@@ -68,24 +70,29 @@ impl Keys {
         format!("{}/blocks", self.root)
     }
 
+    pub fn places(&self) -> String {
+        format!("{}/places", self.root)
+    }
+
     /// `None`: something of the writers' own, such as receipts, or nobody's.
-    pub fn place<'a>(&self, key: &'a str) -> Option<Place<'a>> {
+    pub fn meaning<'a>(&self, key: &'a str) -> Option<Meaning<'a>> {
         let key = key.strip_prefix(&self.root)?.strip_prefix('/')?;
         let (part, rest) = key.split_once('/')?;
         if part == "hosts" {
             let (host, rest) = rest.split_once('/')?;
             return match rest.strip_prefix(DATA)? {
-                RECORD => Some(Place::Record(host)),
-                FOLLOWED => Some(Place::Followed(host)),
-                other => other.strip_prefix(VNICS).map(|part| Place::Vnics { host, part }),
+                RECORD => Some(Meaning::Record(host)),
+                FOLLOWED => Some(Meaning::Followed(host)),
+                other => other.strip_prefix(VNICS).map(|part| Meaning::Vnics { host, part }),
             };
         }
         let data = rest.strip_prefix(DATA)?;
         match part {
-            "cluster" if data == IDENTITY => Some(Place::Identity),
-            "declared" if data == SERIAL => Some(Place::DeclaredSerial),
-            "declared" if data.starts_with(KEY_PREFIX) => Some(Place::Declared(data)),
-            "blocks" => data.split_once('/').map(|(network, host)| Place::Block { network, host }),
+            "cluster" if data == IDENTITY => Some(Meaning::Identity),
+            "declared" if data == SERIAL => Some(Meaning::DeclaredSerial),
+            "declared" if data.starts_with(KEY_PREFIX) => Some(Meaning::Declared(data)),
+            "places" if data != SERIAL => Some(Meaning::OfVnic(data)),
+            "blocks" => data.split_once('/').map(|(network, host)| Meaning::Block { network, host }),
             _ => None,
         }
     }
@@ -105,27 +112,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_key_has_its_place() {
+    fn each_key_has_its_meaning() {
         let keys = Keys::new("/freeflow/");
         assert_eq!((keys.root(), keys.prefix().as_str()), ("/freeflow", "/freeflow/"));
         let declared = format!("{}/data/{KEY_PREFIX}networks/red", keys.declared());
         let object = format!("{KEY_PREFIX}networks/red");
         for (key, place) in [
-            ("/freeflow/cluster/data/identity", Some(Place::Identity)),
-            (&declared, Some(Place::Declared(&object))),
-            ("/freeflow/declared/data/serial", Some(Place::DeclaredSerial)),
+            ("/freeflow/cluster/data/identity", Some(Meaning::Identity)),
+            (&declared, Some(Meaning::Declared(&object))),
+            ("/freeflow/declared/data/serial", Some(Meaning::DeclaredSerial)),
             ("/freeflow/declared/receipts/1/2", None),
-            ("/freeflow/hosts/h1/data/record", Some(Place::Record("h1"))),
-            ("/freeflow/hosts/h1/data/followed", Some(Place::Followed("h1"))),
-            ("/freeflow/hosts/h1/data/vnics/0", Some(Place::Vnics { host: "h1", part: "0" })),
+            ("/freeflow/hosts/h1/data/record", Some(Meaning::Record("h1"))),
+            ("/freeflow/hosts/h1/data/followed", Some(Meaning::Followed("h1"))),
+            ("/freeflow/hosts/h1/data/vnics/0", Some(Meaning::Vnics { host: "h1", part: "0" })),
             ("/freeflow/hosts/h1/data/other", None),
             ("/freeflow/hosts/h1/receipts/x", None),
-            ("/freeflow/blocks/data/red/h1", Some(Place::Block { network: "red", host: "h1" })),
+            ("/freeflow/blocks/data/red/h1", Some(Meaning::Block { network: "red", host: "h1" })),
             ("/freeflow/blocks/data/serial", None),
+            ("/freeflow/places/data/database", Some(Meaning::OfVnic("database"))),
+            ("/freeflow/places/data/serial", None),
             ("/freeflower/cluster/data/identity", None),
             ("/freeflow", None),
         ] {
-            assert_eq!(keys.place(key), place, "{key}");
+            assert_eq!(keys.meaning(key), place, "{key}");
         }
     }
 }

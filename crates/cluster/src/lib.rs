@@ -5,7 +5,7 @@
 //! - [`Follow`]: the news of a cluster, as they come, for one host.
 //! - [`View`]: the cluster as those news have it: what is declared, which hosts there are, whose blocks.
 //! - [`mirror`]: from that to what one host has to have.
-//! - [`Controller`]: gives each host a block of each network's addresses, and takes it back.
+//! - [`Controller`]: gives each host a block of each network's addresses, and takes it back; gives vNICs to hosts.
 //!
 //! | keys under the root | written by | |
 //! |---|---|---|
@@ -13,10 +13,12 @@
 //! | `declared/` | operators | objects, as one host's store has them |
 //! | `hosts/NAME/` | that host | [`HostRecord`], [`Followed`], [`HostVnics`] |
 //! | `blocks/` | controllers | a range of addresses by network and host |
+//! | `places/` | controllers, operators | the host of each declared vNIC: [`Place`] |
 //!
 //! Invariant: a block is one host's until that host says that it has followed all that is declared and has the block
 //! no more, or an operator removes the host. So no address of a network is ever two hosts', however old the news of
-//! one are.
+//! one are. A declared vNIC, and its address, is one host's until that host says that it has let it go; or until an
+//! operator says so, and then all others believe the new one.
 #![forbid(unsafe_code)]
 #![warn(missing_docs, clippy::missing_errors_doc)]
 
@@ -29,19 +31,22 @@ pub mod mirror;
 mod named;
 mod operator;
 mod peers;
+mod places;
 mod records;
+mod turns;
 mod view;
 mod vnics;
 
-pub use blocks::{Controller, block_prefix};
+pub use blocks::{Controller, block_prefix, floating_part};
 pub use file::{ClusterFile, DEFAULT_ROOT, Wire};
-pub use follow::{Follow, HEARTBEAT, Report};
+pub use follow::{Follow, HEARTBEAT, Report, Waker};
 pub use in_parts::Partly;
 pub use named::{Named, named};
 pub use operator::Operator;
 pub use peers::{Peer, PeersOf};
-pub use records::{Followed, HostRecord, Identity, Problem, is_host_name};
-pub use view::View;
+pub use places::{ClaimsOf, Move, due_places, place_vnics};
+pub use records::{Followed, Held, HostRecord, Identity, Place, Problem, is_host_name};
+pub use view::{Places, View};
 pub use vnics::{HostContainer, HostTraffic, HostVnic, HostVnics, VnicsWriter};
 
 pub use freeflow_etcd::News;

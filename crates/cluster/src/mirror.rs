@@ -27,9 +27,31 @@ pub struct Wanted {
     pub problems: Vec<Problem>,
 }
 
+/// vNICs that a host has let go, by name, each with the revision of its place: until that is another one it has not got
+/// them.
+pub type Released = BTreeMap<String, u64>;
+
+/// A vNIC's place, as one host sees it.
+enum At {
+    Here,
+    /// Nobody has a place for it: where it is, it stays.
+    Unsaid,
+    Elsewhere,
+}
+
+fn place_of(view: &View, name: &str, host: &str, released: &Released) -> At {
+    match view.places().get(name) {
+        None => At::Unsaid,
+        Some((at, place)) => {
+            let is_here = place.host == host && place.next.is_none() && released.get(name) != Some(&at.0);
+            if is_here { At::Here } else { At::Elsewhere }
+        }
+    }
+}
+
 impl Wanted {
-    /// Of a host: networks have its block for their range.
-    pub fn of(view: &View, declared: &State, host: &str) -> Self {
+    /// Of a host: networks have its block for their range, and vNICs are those that it has.
+    pub fn of(view: &View, declared: &State, host: &str, released: &Released) -> Self {
         let mut wanted = Self::default();
         for object in CLUSTER_KINDS.into_iter().flat_map(|kind| declared.objects(kind)) {
             let mut object = bare(object);
@@ -43,6 +65,17 @@ impl Wanted {
                         wanted.kept.insert((ObjectKind::Network, name));
                         continue;
                     }
+                }
+            }
+            if let AnyObject::Vnic(vnic) = &object {
+                let name = &vnic.metadata.name;
+                match place_of(view, name, host, released) {
+                    At::Here => {}
+                    At::Unsaid => drop(wanted.kept.insert((ObjectKind::Vnic, name.clone()))),
+                    At::Elsewhere => continue,
+                }
+                if wanted.kept.contains(&(ObjectKind::Vnic, name.clone())) {
+                    continue;
                 }
             }
             wanted.objects.push(object);
@@ -69,7 +102,7 @@ fn bare(mut object: AnyObject) -> AnyObject {
 
 /// Ways to change a host.
 pub trait Target {
-    /// All its objects of a kind.
+    /// All its objects of a kind; of vNICs those that are the cluster's.
     ///
     /// # Errors
     /// The host does not answer; a sentence for people.

@@ -1,19 +1,21 @@
 //! The operator's side: what is declared for all hosts is read and changed here, with the operator's own credential.
 use crate::ClusterError;
-use crate::blocks::{Controller, serial_in, serial_write};
+use crate::blocks::{Controller, floating_part};
 use crate::file::ClusterFile;
 use crate::follow::Follow;
 use crate::in_parts::{Name, Partly, checked_parts, is_many, name_of};
 use crate::keys::{FOLLOWED, IDENTITY, RECORD, SERIAL, vnics_key};
 use crate::peers::own_ranges;
+use crate::places::{self, Move, holder_of, move_vnic};
 use crate::records::{Identity, VERSION, now_s};
-use crate::view::{View, state_of};
+use crate::turns::{serial_in, serial_write};
+use crate::view::{View, places_in, state_of};
 use crate::vnics::VNICS_PART_COUNT;
 use freeflow_etcd::{EtcdStore, News};
 use freeflow_orchestrator::objects::{AnyObject, ObjectKind};
 use freeflow_orchestrator::store::{Committed, Compare, Listing, StoreError, Transaction, Write};
 use freeflow_orchestrator::{
-    CLUSTER_KINDS, Change, Cidr, Command, DEFAULT_NETWORK, Outcome, Reason, Refusal, Revision, State, Store,
+    CLUSTER_KINDS, Change, Cidr, Command, DEFAULT_NETWORK, Outcome, Pool, Reason, Refusal, Revision, State, Store,
     is_clusters,
 };
 use std::collections::BTreeMap;
@@ -93,7 +95,9 @@ impl Operator {
     /// `Refused`; or etcd did not do it. `Partly`: of many objects.
     pub fn change(&mut self, command: &Command, dry_run: bool) -> Result<(Revision, Vec<Outcome>), ClusterError> {
         match command {
-            Command::Apply { objects } if !dry_run && is_many(objects) => self.apply_in_parts(objects),
+            Command::Apply { objects } | Command::ApplyForCluster { objects } if !dry_run && is_many(objects) => {
+                self.apply_in_parts(objects)
+            }
             _ => self.change_at_once(command, dry_run),
         }
     }
@@ -103,8 +107,9 @@ impl Operator {
         let command = Command::Apply { objects: objects.to_vec() };
         check(&command)?;
         let state = state_of(self.listing()?.0)?;
-        let results = state.plan(&command)?.results;
+        let results = state.plan(&for_cluster(&state, &command))?.results;
         self.check_networks(&state, &results)?;
+        self.check_vnics(&results)?;
         Ok((state, results))
     }
 
@@ -112,7 +117,10 @@ impl Operator {
     fn apply_in_parts(&mut self, objects: &[AnyObject]) -> Result<(Revision, Vec<Outcome>), ClusterError> {
         let (state, mut results) = self.planned(objects)?;
         let mut revision = state.revision();
-        let parts = checked_parts(state, objects, &results)?;
+        let plan = |state: &State, objects: &[AnyObject]| {
+            state.plan(&for_cluster(state, &Command::Apply { objects: objects.to_vec() }))
+        };
+        let parts = checked_parts(state, objects, &results, plan)?;
         let mut done = BTreeMap::<Name, Outcome>::new();
         for (number, part) in parts.iter().enumerate() {
             match self.change_at_once(&Command::Apply { objects: part.clone() }, false) {
@@ -149,8 +157,9 @@ impl Operator {
             let (listing, serial) = self.listing()?;
             let revision = listing.revision;
             let state = state_of(listing)?;
-            let plan = state.plan(command)?;
+            let plan = state.plan(&for_cluster(&state, command))?;
             self.check_networks(&state, &plan.results)?;
+            self.check_vnics(&plan.results)?;
             if dry_run || plan.writes.is_empty() {
                 return Ok((revision, plan.results));
             }
@@ -177,7 +186,10 @@ impl Operator {
         let mut seen = None;
         for outcome in results.iter().filter(|outcome| outcome.kind == ObjectKind::Network) {
             let AnyObject::Network(new) = &outcome.object else { continue };
-            let is_same = state.network(&outcome.name).is_some_and(|old| old.object.spec.cidrs == new.spec.cidrs);
+            let is_same = state.network(&outcome.name).is_some_and(|old| {
+                let (old, new) = (&old.object.spec, &new.spec);
+                old.cidrs == new.cidrs && old.floating == new.floating
+            });
             if outcome.what == Change::Deleted || is_same {
                 continue;
             }
@@ -215,13 +227,43 @@ impl Operator {
             if !hosts.is_empty() {
                 let text = format!(
                     "hosts have blocks of a network of this name, which stay theirs until they have followed its \
-                     deletion: {}; keep its cidrs, choose another name, or see freeflow cluster status",
+                     deletion: {}; keep its cidrs and floating part, choose another name, or see freeflow cluster \
+                     status",
                     hosts.join(", ")
                 );
                 return Err(Refusal::new(Reason::InUse, text).about(ObjectKind::Network, &outcome.name).into());
             }
         }
         Ok(())
+    }
+
+    /// The addresses of a new vNIC may be another's, where a host has not let go one that was deleted.
+    fn check_vnics(&self, results: &[Outcome]) -> Result<(), ClusterError> {
+        let is_new = |outcome: &&Outcome| outcome.kind == ObjectKind::Vnic && outcome.what == Change::Created;
+        let new: Vec<&Outcome> = results.iter().filter(is_new).collect();
+        if new.is_empty() {
+            return Ok(());
+        }
+        let places = places_in(&self.file.store(&self.file.keys().places())?.list("", None)?.entries);
+        for outcome in new {
+            let AnyObject::Vnic(vnic) = &outcome.object else { continue };
+            if let Some((other, host)) = holder_of(&places, &outcome.name, &vnic.spec.addresses) {
+                let text = format!(
+                    "the host {host} has not let go the vNIC {other}, which was deleted, and has its addresses; choose \
+                     others, or see freeflow cluster status"
+                );
+                return Err(Refusal::new(Reason::InUse, text).about(ObjectKind::Vnic, &outcome.name).into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves a vNIC to a host; `force`: also from one that can't be reached.
+    ///
+    /// # Errors
+    /// `Refused`; or etcd did not do it.
+    pub fn move_vnic(&self, name: &str, to: &str, force: bool) -> Result<Move, ClusterError> {
+        move_vnic(&self.file, &self.view()?, (name, to), force)
     }
 
     /// The cluster as it is now.
@@ -256,6 +298,7 @@ impl Operator {
             store.commit(&Transaction { compares: Vec::new(), writes })?;
         }
         let blocks = Controller::release(&self.file, name)?;
+        places::release(&self.file, name)?;
         if present.is_empty() && blocks == 0 {
             return Err(Refusal::new(Reason::NotFound, format!("no host {name} is in the cluster")).into());
         }
@@ -277,6 +320,24 @@ fn identity_in(file: &ClusterFile, store: &EtcdStore) -> Result<Identity, Cluste
     Ok(identity)
 }
 
+/// Networks without a part for addresses that go with their vNICs get one, where they are new.
+fn for_cluster(state: &State, command: &Command) -> Command {
+    let (Command::Apply { objects } | Command::ApplyForCluster { objects }) = command else { return command.clone() };
+    let mut objects = objects.clone();
+    for object in &mut objects {
+        if let AnyObject::Network(network) = object
+            && network.spec.floating.is_none()
+            && state
+                .network(&network.metadata.name)
+                .is_none_or(|old| !network.spec.cidrs.is_empty() && network.spec.cidrs != old.object.spec.cidrs)
+        {
+            let pool = network.spec.cidrs.iter().find_map(|text| text.parse::<Pool>().ok());
+            network.spec.floating = pool.and_then(floating_part).map(|part| part.to_string());
+        }
+    }
+    Command::ApplyForCluster { objects }
+}
+
 /// Which commands are a cluster's.
 fn check(command: &Command) -> Result<(), Refusal> {
     let kinds = || CLUSTER_KINDS.map(|kind| kind.name()).join(", ");
@@ -288,7 +349,7 @@ fn check(command: &Command) -> Result<(), Refusal> {
         Refusal::new(Reason::Forbidden, text).about(kind, name)
     };
     match command {
-        Command::Apply { objects } => {
+        Command::Apply { objects } | Command::ApplyForCluster { objects } => {
             for object in objects {
                 let (kind, name) = (object.kind(), object.name());
                 if !is_clusters(kind, name) {

@@ -13,7 +13,7 @@ use std::net::IpAddr;
 
 /// Hosts and prefixes that a router takes.
 const PEER_COUNT_MAX: usize = 256;
-const PREFIX_COUNT_MAX: usize = 64;
+const PREFIX_COUNT_MAX: usize = 4096;
 
 /// Another host, with the field names of the peers file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -59,7 +59,7 @@ impl PeersOf {
             all.problems.push(Problem::about("Host", name, format!("{why}: it is left out")));
         }
         let mut taken = Vec::new();
-        let mut prefixes = BTreeMap::<&str, Vec<Cidr>>::new();
+        let mut prefixes = single_addresses(&believed, view, declared);
         for (name, cidr, what) in ranges(&believed, view, declared) {
             if let Some(why) = why_not(cidr, &taken, &what, declared) {
                 all.problems.push(Problem::about("Host", name, format!("{why}: its addresses are not reached")));
@@ -118,12 +118,36 @@ fn taken(record: &HostRecord, believed: &[(&String, &HostRecord)]) -> Option<Str
     })
 }
 
+/// The addresses of declared vNICs, which go with them: those of their networks that no block has.
+fn single_addresses<'a>(
+    believed: &[(&'a String, &HostRecord)],
+    view: &View,
+    declared: &State,
+) -> BTreeMap<&'a str, Vec<Cidr>> {
+    let hosts: BTreeMap<&str, &'a str> = believed.iter().map(|(name, _)| (name.as_str(), name.as_str())).collect();
+    let mut single = BTreeMap::<&str, Vec<Cidr>>::new();
+    for (name, (_, place)) in view.places() {
+        let Some(host) = hosts.get(place.host.as_str()) else { continue };
+        let Some(vnic) = declared.vnic(name) else { continue };
+        let is_floating = declared.network(vnic.network()).is_some_and(|network| network.is_floating(vnic.address));
+        let of_host = single.entry(host).or_default();
+        // Half of them are left for ranges, however many vNICs a host has.
+        if is_floating && of_host.len() + 2 <= PREFIX_COUNT_MAX / 2 {
+            of_host.extend(vnic.object.spec.addresses.iter().copied().map(Cidr::single));
+        }
+    }
+    single
+}
+
 /// All ranges of hosts, those that controllers have given first; with what each is.
 fn ranges<'a>(believed: &[(&'a String, &HostRecord)], view: &View, declared: &State) -> Vec<(&'a str, Cidr, String)> {
     let mut ranges = Vec::new();
     for network in declared.networks() {
         for (name, _) in believed {
+            let is_free =
+                |block: &Pool| network.floating.is_none_or(|part| !part.encloses(*block) && !block.encloses(part));
             let block = view.block(network.name(), name).filter(|block| network.pool.encloses(*block));
+            let block = block.filter(is_free);
             let Some(block) = block else { continue };
             let mut network = network.clone();
             network.range = Some(block);

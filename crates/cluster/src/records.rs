@@ -11,6 +11,8 @@ const PROBLEM_COUNT_MAX: usize = 64;
 const PROBLEM_CHARS_MAX: usize = 400;
 /// Networks of a host.
 const RANGE_COUNT_MAX: usize = 1024;
+/// vNICs of the cluster's on one host.
+pub(crate) const VNIC_COUNT_MAX: usize = 2048;
 /// Longest name of a host in a peers file.
 const HOST_NAME_BYTES_MAX: usize = 64;
 
@@ -57,6 +59,12 @@ pub struct Followed {
     /// The range that it gives out of each network that it has.
     #[serde(default)]
     pub ranges: BTreeMap<String, String>,
+    /// vNICs of the cluster's that it has, or had.
+    #[serde(default)]
+    pub vnics: BTreeMap<String, Held>,
+    /// vNICs of the cluster's that it asks for, each with a number that no other claim of the host has.
+    #[serde(default)]
+    pub claims: BTreeMap<String, u64>,
     /// Release of FreeFlow.
     #[serde(default)]
     pub release: String,
@@ -64,6 +72,34 @@ pub struct Followed {
     pub at_s: u64,
     /// The rest.
     pub problems: Vec<Problem>,
+}
+
+/// The host that has a vNIC.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    /// Its name.
+    pub host: String,
+    /// Where an operator moves the vNIC, once the host has let it go.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
+    /// An operator has moved it there: it waits for its container, and is not for others before.
+    #[serde(default)]
+    pub moved: bool,
+    /// Its addresses: nobody else's as long as the host may have it.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// A vNIC of the cluster's that a host has, or had.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Held {
+    /// Revision of its place; 0: it has none, and the host has the vNIC.
+    pub at: u64,
+    /// It is not there any more, and won't be until its place is another one.
+    #[serde(default)]
+    pub released: bool,
+    /// Why it was not let go for the claim of this number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused: Option<(u64, String)>,
 }
 
 /// Something that a host can't follow.
@@ -151,6 +187,15 @@ impl Followed {
             problem.name = problem.name.as_deref().map(bounded);
         }
         self.release = bounded(&self.release);
+        for held in self.vnics.values_mut() {
+            held.refused = held.refused.take().map(|(claim, why)| (claim, bounded(&why)));
+        }
+        while self.vnics.len() > VNIC_COUNT_MAX {
+            self.vnics.pop_last();
+        }
+        while self.claims.len() > VNIC_COUNT_MAX {
+            self.claims.pop_last();
+        }
         while self.ranges.len() > RANGE_COUNT_MAX {
             self.ranges.pop_last();
         }

@@ -1,13 +1,16 @@
 //! The cluster as its news have it.
 use crate::ClusterError;
-use crate::keys::{Keys, Place};
-use crate::records::{Followed, HostRecord, Identity, is_host_name};
+use crate::keys::{Keys, Meaning};
+use crate::records::{Followed, HostRecord, Identity, Place, is_host_name};
 use crate::vnics::{HostVnics, VNICS_PART_COUNT};
 use freeflow_etcd::News;
 use freeflow_orchestrator::store::{Entry, Listing, VALUE_BYTES_MAX};
 use freeflow_orchestrator::{KEY_PREFIX, Pool, Revision, State};
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
+
+/// By name of the vNIC, with the revision at which each was written.
+pub type Places = BTreeMap<String, (Revision, Place)>;
 
 /// All keys of a cluster at one revision, and what they say.
 pub struct View {
@@ -28,6 +31,7 @@ pub struct View {
     vnics_version: u64,
     /// By network and host.
     blocks: BTreeMap<(String, String), Pool>,
+    places: Places,
 }
 
 /// A value that is none is as one that is not there: whose it is can be blamed for it, others can't.
@@ -54,6 +58,16 @@ pub(crate) fn block_in(entry: &Entry) -> Option<Pool> {
     std::str::from_utf8(&entry.value).ok()?.parse().ok()
 }
 
+/// Of a store's entries.
+pub(crate) fn places_in(entries: &[Entry]) -> Places {
+    let read = |entry: &Entry| Some((entry.key.clone(), (entry.modified, place_in(entry)?)));
+    entries.iter().filter_map(read).collect()
+}
+
+pub(crate) fn place_in(entry: &Entry) -> Option<Place> {
+    serde_json::from_slice(&entry.value).ok()
+}
+
 /// All that is declared, from the store of it.
 pub(crate) fn state_of(mut listing: Listing) -> Result<State, ClusterError> {
     listing.entries.retain(|entry| entry.key.starts_with(KEY_PREFIX));
@@ -75,6 +89,7 @@ impl View {
             vnics_parts: BTreeMap::new(),
             vnics_version: 0,
             blocks: BTreeMap::new(),
+            places: Places::new(),
         }
     }
 
@@ -103,35 +118,39 @@ impl View {
     }
 
     fn change(&mut self, key: &str, entry: Option<Entry>) -> bool {
-        match self.keys.place(key) {
+        match self.keys.meaning(key) {
             None => false,
-            Some(Place::Identity) => {
+            Some(Meaning::Identity) => {
                 let identity = value(entry.as_ref());
                 std::mem::replace(&mut self.identity, identity.clone()) != identity
             }
-            Some(Place::Declared(at)) => {
+            Some(Meaning::Declared(at)) => {
                 let entry = entry.map(|entry| Entry { key: at.to_owned(), ..entry });
                 put(&mut self.declared, at.to_owned(), entry)
             }
-            Some(Place::DeclaredSerial) => {
+            Some(Meaning::DeclaredSerial) => {
                 self.declared_at = entry.map(|entry| entry.modified).unwrap_or_default();
                 true
             }
-            Some(Place::Record(host)) => {
+            Some(Meaning::Record(host)) => {
                 let record =
                     value(entry.as_ref()).filter(|record: &HostRecord| is_host_name(host) && record.is_sound());
                 let since = entry.map(|entry| entry.modified).unwrap_or_default();
                 put(&mut self.hosts, host.to_owned(), record.map(|record| (since, record)))
             }
-            Some(Place::Followed(host)) => {
+            Some(Meaning::Followed(host)) => {
                 put(&mut self.followed, host.to_owned(), value(entry.as_ref()).map(Followed::bounded));
                 false
             }
-            Some(Place::Vnics { host, part }) => {
+            Some(Meaning::Vnics { host, part }) => {
                 self.take_vnics(host, part, entry.as_ref());
                 false
             }
-            Some(Place::Block { network, host }) => {
+            Some(Meaning::OfVnic(vnic)) => {
+                let place = entry.as_ref().and_then(|entry| Some((entry.modified, place_in(entry)?)));
+                put(&mut self.places, vnic.to_owned(), place)
+            }
+            Some(Meaning::Block { network, host }) => {
                 let block = entry.as_ref().and_then(block_in);
                 put(&mut self.blocks, (network.to_owned(), host.to_owned()), block)
             }
@@ -207,6 +226,11 @@ impl View {
     /// By network and host.
     pub fn blocks(&self) -> &BTreeMap<(String, String), Pool> {
         &self.blocks
+    }
+
+    /// The hosts of declared vNICs.
+    pub fn places(&self) -> &Places {
+        &self.places
     }
 
     /// The part of a network that a host gives out.

@@ -41,7 +41,7 @@ fn file(peers: u8, icrc: bool) -> PeersFile {
         address: address(number),
         control_port: 4790,
         public_key: [number; KEY_BYTES],
-        prefixes: vec![prefix_of(number)],
+        prefixes: [prefix_of(number)].into_iter().collect(),
     };
     PeersFile {
         host: name_of(OWN),
@@ -275,7 +275,7 @@ impl World {
     /// A host announces addresses of its prefixes alone. It may have left the file since.
     fn check_address(&self, host: HostId, gid: Gid) {
         let Some(entry) = self.state.host(host) else { return };
-        assert!(entry.prefixes.iter().any(|prefix| prefix.contains(gid)), "{gid} is not of {}", entry.host);
+        assert!(entry.prefixes.contains(gid), "{gid} is not of {}", entry.host);
     }
 
     fn adopt(&mut self, update: Update) {
@@ -316,6 +316,7 @@ impl World {
                     std::iter::once(info.gid).chain(info.ipv6_gid).for_each(|gid| self.check_address(host, gid));
                 }
             }
+            Update::AskAgain { .. } => {}
             Update::Removed { host } => assert!(!self.up.contains(&host), "it went down first"),
             Update::PeersGone { host } => assert!(!self.up.contains(&host), "a host that is up keeps its peers"),
             Update::Cm { host, from, to, .. } => {

@@ -23,6 +23,10 @@ pub struct Link {
     pub bridge: Option<u32>,
     pub mtu_bytes: u32,
     pub is_up: bool,
+    /// It carries packets: the other end of a veth pair is up, and a bridge that it is a port of knows.
+    pub is_running: bool,
+    /// Its Ethernet address.
+    pub mac: Vec<u8>,
     pub overlay: Option<Overlay>,
 }
 
@@ -51,10 +55,12 @@ pub enum Filter<'a> {
 impl From<&LinkMessage> for Link {
     fn from(message: &LinkMessage) -> Self {
         let is_up = message.header.flags.contains(LinkFlags::Up);
-        let mut link = Self { index: message.header.index, is_up, ..Self::default() };
+        let is_running = message.header.flags.contains(LinkFlags::Running);
+        let mut link = Self { index: message.header.index, is_up, is_running, ..Self::default() };
         for attribute in &message.attributes {
             match attribute {
                 LinkAttribute::IfName(name) => link.name.clone_from(name),
+                LinkAttribute::Address(mac) => link.mac.clone_from(mac),
                 LinkAttribute::IfAlias(alias) => link.alias = Some(alias.clone()),
                 LinkAttribute::Controller(index) => link.bridge = Some(*index),
                 LinkAttribute::Mtu(bytes) => link.mtu_bytes = *bytes,
@@ -190,10 +196,12 @@ pub struct Change<'a> {
     pub bridge: Option<&'a str>,
     pub mtu_bytes: Option<u32>,
     pub alias: Option<&'a str>,
+    /// The same as before has the kernel announce it, where the interface's settings say so.
+    pub mac: Option<&'a [u8]>,
 }
 
 impl Change<'_> {
-    pub const UP: Self = Change { is_up: Some(true), bridge: None, mtu_bytes: None, alias: None };
+    pub const UP: Self = Change { is_up: Some(true), bridge: None, mtu_bytes: None, alias: None, mac: None };
 }
 
 /// Changes an interface.
@@ -204,6 +212,7 @@ pub fn change(name: &str, change: Change<'_>) -> Result<()> {
     let mut attributes = Vec::new();
     attributes.extend(change.mtu_bytes.map(LinkAttribute::Mtu));
     attributes.extend(change.bridge.map(index).transpose()?.map(LinkAttribute::Controller));
+    attributes.extend(change.mac.map(|mac| LinkAttribute::Address(mac.to_vec())));
     attributes.extend(change.alias.map(|alias| LinkAttribute::IfAlias(alias.to_string())));
     let mut message = message(attributes);
     message.header.index = index(name)?;
@@ -323,6 +332,7 @@ mod tests {
             LinkAttribute::IfAlias("freeflow 0 red 3".into()),
             LinkAttribute::Controller(4),
             LinkAttribute::Mtu(1450),
+            LinkAttribute::Address(vec![2, 0, 0, 0, 0, 9]),
             LinkAttribute::LinkInfo(info.to_vec()),
         ]);
         (message.header.index, message.header.flags) = (9, LinkFlags::Up | LinkFlags::Broadcast);
@@ -334,6 +344,8 @@ mod tests {
             bridge: Some(4),
             mtu_bytes: 1450,
             is_up: true,
+            is_running: false,
+            mac: vec![2, 0, 0, 0, 0, 9],
             overlay: Some(overlay),
         };
         assert_eq!(Link::from(&message), expected);

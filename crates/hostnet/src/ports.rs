@@ -11,9 +11,13 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::Ipv6Addr;
+use std::time::{Duration, Instant};
 
 /// vNICs that may share one network namespace, as containers of a pod do.
 const VNICS_OF_NAMESPACE_MAX: usize = 100;
+
+/// A bridge takes packets of a new port after some milliseconds, if it is well.
+const FORWARDING_TIME: Duration = Duration::from_millis(100);
 
 /// A network's bridge, as vNICs are plugged into it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -110,7 +114,29 @@ pub fn plug(run_dir: &RunDir, vnic: &VnicStatus, bridge: &Bridge, pid: u32) -> R
     if result.is_err() {
         links::delete_if_there(&host);
     }
-    Ok(Plugged { warning: result?, interface: inside })
+    let warning = result?;
+    // Others have packets until they have found out by themselves.
+    let _ = announce(&host, pid, &inside);
+    Ok(Plugged { warning, interface: inside })
+}
+
+/// Tells all of the network that the addresses are here now: they may have been another container's, or on another
+/// host. The kernel does so (gratuitous ARP, RFC 5227; unsolicited neighbour advertisements, RFC 4861, 7.2.6) when an
+/// interface's Ethernet address is set.
+fn announce(host: &str, pid: u32, interface: &str) -> Result<()> {
+    let until = Instant::now() + FORWARDING_TIME;
+    // The bridge drops what comes before.
+    while !links::get(host)?.is_running && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    in_network_of(pid, || {
+        for (family, setting) in [("ipv4", "arp_notify"), ("ipv6", "ndisc_notify")] {
+            // A kernel without IPv6 has no such file.
+            let _ = fs::write(format!("/proc/sys/net/{family}/conf/{interface}/{setting}"), "1");
+        }
+        let mac = links::get(interface)?.mac;
+        links::change(interface, Change { mac: Some(&mac), ..Change::default() })
+    })
 }
 
 /// The first of `ff0`, `ff1`, … that the namespace does not have.

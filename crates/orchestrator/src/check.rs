@@ -166,6 +166,17 @@ impl Findings {
             }
             _ => {}
         }
+        let range = spec.range.as_deref().and_then(|text| text.parse::<Pool>().ok());
+        match spec.floating.as_deref().map(|text| text.parse::<Pool>()) {
+            Some(Err(PoolError)) => self.add("spec.floating", PoolError.to_string()),
+            Some(Ok(part)) if pool.is_some_and(|pool| !pool.encloses(part)) => {
+                self.add("spec.floating", "not a part of the network's addresses");
+            }
+            Some(Ok(part)) if range.is_some_and(|range| range.encloses(part) || part.encloses(range)) => {
+                self.add("spec.floating", "the host's range has addresses of it");
+            }
+            _ => {}
+        }
     }
 
     fn ipv6_range(&mut self, field: &str, text: &str, is_second: bool) {
@@ -263,10 +274,21 @@ impl Findings {
         }
     }
 
+    /// Of a vNIC that is one host's own.
+    pub fn no_hosts(&mut self, spec: &VnicSpec) {
+        if !spec.hosts.is_empty() {
+            self.add("spec.hosts", "only a vNIC that is declared for a cluster has hosts");
+        }
+    }
+
     pub fn vnic(&mut self, spec: &VnicSpec) {
         self.name("spec.network", &spec.network);
         self.reference("spec.qosClass", spec.qos_class.as_deref());
         self.reference("spec.quota", spec.quota.as_deref());
+        self.count("spec.hosts", spec.hosts.len(), SELECTOR_ENTRY_COUNT_MAX);
+        for (at, host) in spec.hosts.iter().enumerate() {
+            self.name(format!("spec.hosts[{at}]"), host);
+        }
         for (at, address) in spec.addresses.iter().enumerate() {
             if spec.addresses[..at].iter().any(|other| other.is_ipv4() == address.is_ipv4()) {
                 self.add(format!("spec.addresses[{at}]"), "a vNIC has one address of a family");

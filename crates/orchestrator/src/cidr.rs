@@ -16,6 +16,11 @@ pub struct Cidr(IpNet);
 pub struct CidrError;
 
 impl Cidr {
+    /// The range of one address.
+    pub fn single(address: IpAddr) -> Self {
+        Self(IpNet::from(address))
+    }
+
     /// Whether the address is in the range; one of the other family never is.
     pub fn contains(self, address: IpAddr) -> bool {
         self.0.contains(&address)

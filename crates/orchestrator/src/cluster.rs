@@ -1,32 +1,49 @@
 //! Which objects are declared for all hosts of a cluster, where a host follows one.
 use crate::DEFAULT_NETWORK;
 use crate::command::Command;
-use crate::objects::ObjectKind;
+use crate::objects::{AnyObject, ObjectKind};
+use crate::state::State;
 
 /// Kinds that are declared for all hosts, in the order in which they are made: those that others name come first.
-pub const CLUSTER_KINDS: [ObjectKind; 5] =
-    [ObjectKind::QosClass, ObjectKind::Quota, ObjectKind::Network, ObjectKind::Group, ObjectKind::AccessRule];
+pub const CLUSTER_KINDS: [ObjectKind; 6] = [
+    ObjectKind::QosClass,
+    ObjectKind::Quota,
+    ObjectKind::Network,
+    ObjectKind::Group,
+    ObjectKind::Vnic,
+    ObjectKind::AccessRule,
+];
 
-/// Whether the object is the cluster's where a host follows one, and not the host's own. The network `default` is each
-/// host's, as its `freeflow up` says.
+/// Whether an object can be declared for all hosts. The network `default` is each host's, as its `freeflow up` says.
 pub fn is_clusters(kind: ObjectKind, name: &str) -> bool {
     CLUSTER_KINDS.contains(&kind) && (kind, name) != (ObjectKind::Network, DEFAULT_NETWORK)
 }
 
-impl Command {
-    /// The first object that it changes and that is a cluster's, where the host follows one.
-    pub fn clusters_object(&self) -> Option<(ObjectKind, &str)> {
-        let changed = match self {
-            Self::Apply { objects } => {
-                return objects
-                    .iter()
-                    .map(|object| (object.kind(), object.name()))
-                    .find(|(kind, name)| is_clusters(*kind, name));
+impl State {
+    /// Whether the object is the cluster's where the host of this state follows one, and not the host's own: of vNICs
+    /// those that have addresses which go with them from host to host.
+    pub fn is_clusters(&self, kind: ObjectKind, name: &str) -> bool {
+        match kind {
+            ObjectKind::Vnic => self.vnic(name).is_some_and(|vnic| {
+                self.network(vnic.network()).is_some_and(|network| network.is_floating(vnic.address))
+            }),
+            _ => is_clusters(kind, name),
+        }
+    }
+
+    /// The first object that a command changes and that is the cluster's, where the host follows one. A new vNIC is the
+    /// host's own: it gets no address of a cluster's.
+    pub fn clusters_object<'a>(&self, command: &'a Command) -> Option<(ObjectKind, &'a str)> {
+        let is_clusters = |(kind, name): &(ObjectKind, &str)| self.is_clusters(*kind, name);
+        let of = |object: &'a AnyObject| (object.kind(), object.name());
+        match command {
+            Command::Apply { objects } | Command::ApplyForCluster { objects } => {
+                objects.iter().map(of).find(is_clusters)
             }
-            Self::Delete { kind, name, .. } => (*kind, name.as_str()),
-            Self::SetDataPath { network, .. } => (ObjectKind::Network, network.as_str()),
-            Self::Attach { .. } | Self::Detach { .. } | Self::Begin { .. } => return None,
-        };
-        is_clusters(changed.0, changed.1).then_some(changed)
+            Command::Delete { kind, name, .. } => Some((*kind, name.as_str())).filter(is_clusters),
+            Command::Detach { id } => Some((ObjectKind::Vnic, id.as_str())).filter(is_clusters),
+            Command::SetDataPath { network, .. } => Some((ObjectKind::Network, network.as_str())).filter(is_clusters),
+            Command::Attach { .. } | Command::Begin { .. } => None,
+        }
     }
 }

@@ -17,6 +17,12 @@ pub enum Command {
         /// The objects, as their writer gives them.
         objects: Vec<AnyObject>,
     },
+    /// The same, of what is declared for all hosts of a cluster: its vNICs have addresses of the networks' `floating`
+    /// parts, and no others.
+    ApplyForCluster {
+        /// The objects, as the cluster has them.
+        objects: Vec<AnyObject>,
+    },
     /// Deletes an object that nothing uses.
     Delete {
         /// Kind of the object.

@@ -14,10 +14,11 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
-use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use core::net::IpAddr;
 use freeflow_protocol::admin::OWN_LABELS;
 use freeflow_verbs::NetworkId;
 
+mod addresses;
 mod rule;
 
 /// Users of an object that a refusal names.
@@ -32,6 +33,10 @@ impl State {
         let mut draft = Draft::of(self);
         match command {
             Command::Apply { objects } => draft.apply(objects)?,
+            Command::ApplyForCluster { objects } => {
+                draft.is_for_cluster = true;
+                draft.apply(objects)?;
+            }
             Command::Delete { kind, name, version } => draft.delete(*kind, name, *version)?,
             Command::Attach { id, title, network, address, labels } => {
                 draft.shares.is_hosts = true;
@@ -66,6 +71,8 @@ struct Draft<'a> {
     new_vnics: BTreeMap<String, u32>,
     cursors: BTreeMap<String, u32>,
     next_network: u32,
+    /// Its vNICs have addresses that go from host to host.
+    is_for_cluster: bool,
     shares: Shares,
     writes: Vec<(String, Option<Vec<u8>>)>,
     results: BTreeMap<usize, Outcome>,
@@ -157,6 +164,7 @@ impl<'a> Draft<'a> {
             new_vnics: BTreeMap::new(),
             cursors: BTreeMap::new(),
             next_network: state.next_network.value.max(1),
+            is_for_cluster: false,
             shares: Shares::default(),
             writes: Vec::new(),
             results: BTreeMap::new(),
@@ -285,6 +293,10 @@ impl<'a> Draft<'a> {
                 given.spec.range.clone_from(&old.object.spec.range);
             }
         }
+        if let Some(old) = old.filter(|old| given.spec.floating.is_none() && given.spec.cidrs == old.object.spec.cidrs)
+        {
+            given.spec.floating.clone_from(&old.object.spec.floating);
+        }
         let mut findings = Findings::default();
         findings.metadata(&given.metadata);
         findings.labels("metadata.labels", &given.metadata.labels);
@@ -311,6 +323,7 @@ impl<'a> Draft<'a> {
                 id,
                 pool: addresses.pool,
                 range: addresses.range,
+                floating: addresses.floating,
                 pool6: addresses.pool6,
                 own_bridge,
                 tenant_number,
@@ -355,6 +368,16 @@ impl<'a> Draft<'a> {
     /// Checks the fields of a network that can't be changed.
     fn check_kept(&self, findings: &mut Findings, spec: &NetworkSpec, old: &NetworkEntry) {
         let was = &old.object.spec;
+        let part = spec.floating.as_deref().and_then(|text| text.parse::<Pool>().ok());
+        let is_in = |part: Option<Pool>, address: &IpAddr| match address {
+            IpAddr::V4(address) => part.is_some_and(|part| part.contains(*address)),
+            IpAddr::V6(_) => false,
+        };
+        if part != old.floating
+            && old.holders.keys().any(|address| is_in(part, address) || is_in(old.floating, address))
+        {
+            findings.add("spec.floating", "can't be changed while vNICs have addresses of it");
+        }
         if spec.tenant != was.tenant {
             findings.add("spec.tenant", format!("can't be changed; it is {}", was.tenant));
         }
@@ -506,7 +529,7 @@ impl<'a> Draft<'a> {
         }
         let metadata = Metadata { name: id.into(), labels: labels.clone(), ..Metadata::default() };
         let addresses = address.into_iter().collect();
-        let spec = VnicSpec { network: network.into(), addresses, qos_class: None, quota: None };
+        let spec = VnicSpec { network: network.into(), addresses, qos_class: None, quota: None, hosts: Vec::new() };
         self.vnic(0, &Object::new::<Vnic>(metadata, spec), Some(title))
     }
 
@@ -527,6 +550,9 @@ impl<'a> Draft<'a> {
         }
         findings.latency_class(&given.metadata.labels, old.map(|old| &old.object.metadata.labels));
         findings.vnic(&given.spec);
+        if !self.is_for_cluster && old.is_none_or(|old| old.object.spec.hosts != given.spec.hosts) {
+            findings.no_hosts(&given.spec);
+        }
         self.check_named(&mut findings, given.spec.qos_class.as_deref(), given.spec.quota.as_deref());
         if let Some(old) = old {
             if given.spec.network != old.network() {
@@ -557,105 +583,6 @@ impl<'a> Draft<'a> {
             self.vnics.insert(id.into(), vnic_entry(object, title.into()).map_err(broken)?);
         }
         Ok(())
-    }
-
-    /// Finds addresses for a new vNIC, those it asks for or free ones, and takes them.
-    fn take_addresses(&mut self, id: &str, spec: &VnicSpec) -> Result<Vec<IpAddr>, Refusal> {
-        let about = |refusal: Refusal| refusal.about(ObjectKind::Vnic, id);
-        let name = spec.network.as_str();
-        let network = self.get_network(name).ok_or_else(|| about(Refusal::new(Reason::NotFound, "no such network")))?;
-        let (range, range6) = (network.assigned(), network.assigned6());
-        let quota = network.object.spec.quota.as_deref().and_then(|quota| self.quota(quota));
-        if let Some((quota, max)) = quota.and_then(|quota| Some((quota, quota.spec.vnics?)))
-            && self.vnic_count(name) >= max
-        {
-            let message = format!("Quota {} allows network {name} no more than {max} vNICs", quota.metadata.name);
-            return Err(about(Refusal::new(Reason::Exhausted, message)));
-        }
-        let asked = |v4: bool| spec.addresses.iter().position(|address| address.is_ipv4() == v4);
-        let v4 = match asked(true) {
-            Some(at) => self.asked_address(id, spec, at, |address| match address {
-                IpAddr::V4(address) => range.is_assignable(address),
-                IpAddr::V6(_) => false,
-            })?,
-            None => IpAddr::V4(
-                self.free_address(name, range)
-                    .ok_or_else(|| about(Refusal::new(Reason::Exhausted, "no address is left")))?,
-            ),
-        };
-        let offset = match v4 {
-            IpAddr::V4(v4) => range.offset_of(v4).unwrap_or(0),
-            IpAddr::V6(_) => 0,
-        };
-        let v6 = match (range6, asked(false)) {
-            (_, Some(at)) => Some(self.asked_address(id, spec, at, |address| match address {
-                IpAddr::V6(address) => range6.is_some_and(|range| range.is_assignable(address)),
-                IpAddr::V4(_) => false,
-            })?),
-            (Some(range), None) => {
-                // At the place of the IPv4 address, if nobody asked for that one.
-                let good = |free: &Ipv6Addr| range.is_assignable(*free) && self.is_free(name, IpAddr::V6(*free));
-                let free = |offset| Some(range.address_at(offset)).filter(good);
-                let count = self.passed_over_max(name);
-                let found = (0..count).find_map(|step| free(offset.wrapping_add(step)));
-                Some(IpAddr::V6(found.ok_or_else(|| about(Refusal::new(Reason::Exhausted, "no address is left")))?))
-            }
-            (None, None) => None,
-        };
-        self.cursors.insert(name.into(), offset.wrapping_add(1));
-        *self.new_vnics.entry(name.into()).or_default() += 1;
-        let addresses: Vec<IpAddr> = core::iter::once(v4).chain(v6).collect();
-        for &address in &addresses {
-            self.holders.insert((name.into(), address), id.into());
-        }
-        Ok(addresses)
-    }
-
-    fn asked_address(
-        &self,
-        id: &str,
-        spec: &VnicSpec,
-        at: usize,
-        is_assignable: impl Fn(IpAddr) -> bool,
-    ) -> Result<IpAddr, Refusal> {
-        let address = spec.addresses[at];
-        let (reason, message) = match self.holder(&spec.network, address) {
-            _ if !is_assignable(address) => {
-                (Reason::Invalid, "not an address that a vNIC of this network can have".to_string())
-            }
-            Some(holder) => (Reason::AlreadyExists, format!("another vNIC has this address: {holder}")),
-            None => return Ok(address),
-        };
-        let mut findings = Findings::default();
-        findings.add(format!("spec.addresses[{at}]"), message);
-        refuse_if_bad(findings, ObjectKind::Vnic, id).map_err(|refusal| Refusal { reason, ..refusal })?;
-        Ok(address)
-    }
-
-    fn is_free(&self, network: &str, address: IpAddr) -> bool {
-        self.holder(network, address).is_none() && !self.asked.contains(&(network.into(), address))
-    }
-
-    /// Those that are taken or asked for, and three more (network, gateway, broadcast), and then one that is not.
-    fn passed_over_max(&self, network: &str) -> u32 {
-        let asked = u32::try_from(self.asked.len()).unwrap_or(u32::MAX);
-        self.vnic_count(network).saturating_add(asked).saturating_add(4)
-    }
-
-    /// From the cursor on, so that an address is not given out again at once.
-    fn free_address(&self, name: &str, range: Pool) -> Option<Ipv4Addr> {
-        let size = range.size();
-        let cursor = self.cursors.get(name).copied();
-        let cursor = cursor.unwrap_or_else(|| self.state.cursors.get(name).map_or(0, |cursor| cursor.value));
-        let mut offset = if cursor < size { cursor } else { 0 };
-        for _ in 0..size.min(self.passed_over_max(name)) {
-            let address = range.address_at(offset);
-            if range.is_assignable(address) && self.is_free(name, IpAddr::V4(address)) {
-                return Some(address);
-            }
-            offset = if offset + 1 < size { offset + 1 } else { 0 };
-        }
-        None
     }
 
     fn delete(&mut self, kind: ObjectKind, name: &str, version: Option<u64>) -> Result<(), Refusal> {
@@ -712,6 +639,7 @@ impl<'a> Draft<'a> {
                 id: self.new_network_id(),
                 pool,
                 range,
+                floating: None,
                 pool6: None,
                 own_bridge: Some(bridge.into()),
                 tenant_number: 0,

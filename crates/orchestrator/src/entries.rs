@@ -231,10 +231,11 @@ impl State {
         if before.as_ref().is_none_or(|before| before.id != id) && self.networks.values().any(|other| other.id == id) {
             return Err("the id of another network".into());
         }
-        let Addresses { pool, pool6, range } = addresses_of(&object)?;
+        let Addresses { pool, pool6, range, floating } = addresses_of(&object)?;
         let (holders, vnic_count) = before.map(|before| (before.holders, before.vnic_count)).unwrap_or_default();
         let (own_bridge, tenant_number) = (rest.bridge, rest.number.ok_or("no number")?);
-        let entry = NetworkEntry { object, id, pool, range, pool6, own_bridge, tenant_number, holders, vnic_count };
+        let entry =
+            NetworkEntry { object, id, pool, range, floating, pool6, own_bridge, tenant_number, holders, vnic_count };
         self.networks.insert(name.into(), entry);
         Ok(())
     }
@@ -248,10 +249,11 @@ impl State {
         }
         let entry = vnic_entry(object, rest.title.unwrap_or_else(|| id.to_string()))?;
         let network = self.networks.get_mut(entry.network()).ok_or("its network is not there")?;
-        if !network.assigned().is_assignable(entry.address) {
+        let part = network.part(network.is_floating(entry.address));
+        if part.is_none_or(|(pool, _)| !pool.is_assignable(entry.address)) {
             return Err("its address is none of its network".into());
         }
-        let is_good = |address| network.assigned6().is_some_and(|pool| pool.is_assignable(address));
+        let is_good = |address| part.and_then(|(_, pool6)| pool6).is_some_and(|pool| pool.is_assignable(address));
         if entry.address6.is_some_and(|address| !is_good(address)) {
             return Err("its IPv6 address is none of its network".into());
         }
@@ -314,6 +316,7 @@ pub(crate) struct Addresses {
     pub pool: Pool,
     pub pool6: Option<Pool6>,
     pub range: Option<Pool>,
+    pub floating: Option<Pool>,
 }
 
 /// The addresses of a network whose spec was found good.
@@ -321,11 +324,12 @@ pub(crate) fn addresses_of(object: &Typed<Network>) -> Result<Addresses, String>
     let pools = || object.spec.cidrs.iter();
     let pool = pools().find_map(|text| text.parse().ok()).ok_or("no range of IPv4 addresses")?;
     let pool6 = pools().find_map(|text| text.parse().ok());
-    let range = object.spec.range.as_deref().map(str::parse).transpose().map_err(|_| "a bad range")?;
-    if range.is_some_and(|range| !Pool::encloses(pool, range)) {
+    let part = |text: &Option<String>| text.as_deref().map(str::parse).transpose().map_err(|_| "a bad range");
+    let (range, floating) = (part(&object.spec.range)?, part(&object.spec.floating)?);
+    if [range, floating].into_iter().flatten().any(|part| !Pool::encloses(pool, part)) {
         return Err("its range is not a part of it".into());
     }
-    Ok(Addresses { pool, pool6, range })
+    Ok(Addresses { pool, pool6, range, floating })
 }
 
 /// A vNIC that has its addresses.

@@ -26,6 +26,8 @@ pub struct NetworkEntry {
     pub pool: Pool,
     /// The part of it that this host gives out; `None`: all.
     pub range: Option<Pool>,
+    /// The part of it that goes with vNICs of a cluster from host to host.
+    pub floating: Option<Pool>,
     /// Its IPv6 range.
     pub pool6: Option<Pool6>,
     /// The network that `freeflow up` has made: the host's bridge that gives it its IP path.
@@ -63,6 +65,20 @@ impl NetworkEntry {
     pub fn assigned6(&self) -> Option<Pool6> {
         let pool6 = self.pool6?;
         Some(self.range.map_or(pool6, |range| pool6.part(self.pool, range)))
+    }
+
+    /// The part of its addresses that this host gives out, or that which goes with vNICs of a cluster, if there is one.
+    pub(crate) fn part(&self, is_floating: bool) -> Option<(Pool, Option<Pool6>)> {
+        if !is_floating {
+            return Some((self.assigned(), self.assigned6()));
+        }
+        let floating = self.floating?;
+        Some((floating, self.pool6.map(|pool6| pool6.part(self.pool, floating))))
+    }
+
+    /// Whether the address goes with a vNIC of a cluster.
+    pub fn is_floating(&self, address: Ipv4Addr) -> bool {
+        self.floating.is_some_and(|floating| floating.contains(address))
     }
 
     /// Its vNICs on this host.

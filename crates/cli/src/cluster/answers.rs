@@ -158,10 +158,8 @@ impl ClusterApi {
 
     fn get(&self, kind: ObjectKind, name: &str) -> Answer<Value> {
         let (view, declared) = self.read()?;
-        if let Some(object) = declared.object(kind, name) {
-            return Ok(shown(&object, &view));
-        }
-        let mut found = of_hosts(kind, &view);
+        let declared: Vec<AnyObject> = declared.object(kind, name).into_iter().collect();
+        let mut found = merged(kind, declared.iter(), &view);
         found.retain(|object| object["metadata"]["name"] == name);
         if found.len() > 1 {
             let hosts: Vec<&str> = found.iter().filter_map(|object| object["status"]["host"].as_str()).collect();
@@ -208,9 +206,34 @@ impl ClusterApi {
 /// All that is declared, and that hosts have of themselves.
 fn items(kind: ObjectKind, view: &View) -> Result<Vec<Value>> {
     let declared = view.declared()?;
-    let mut items: Vec<Value> = declared.objects(kind).map(|object| shown(&object, view)).collect();
-    items.extend(of_hosts(kind, view));
-    Ok(items)
+    let objects: Vec<AnyObject> = declared.objects(kind).collect();
+    Ok(merged(kind, objects.iter(), view))
+}
+
+/// The same of these; a declared vNIC is shown once, with the words of the host that has it.
+fn merged<'a>(kind: ObjectKind, declared: impl Iterator<Item = &'a AnyObject>, view: &View) -> Vec<Value> {
+    let mut own = of_hosts(kind, view);
+    let with_words = |object: &AnyObject| {
+        let mut value = shown(object, view);
+        let host = view.places().get(object.name()).map(|(_, place)| place.host.as_str());
+        let Some(host) = host.filter(|_| kind == ObjectKind::Vnic) else { return value };
+        value["status"]["host"] = json!(host);
+        let is_its = |item: &Value| item["metadata"]["name"] == object.name() && item["status"]["host"] == host;
+        if let Some(at) = own.iter().position(is_its) {
+            let said = own.swap_remove(at);
+            for (field, word) in said["status"].as_object().into_iter().flatten() {
+                value["status"][field] = word.clone();
+            }
+            if value["spec"]["addresses"].as_array().is_none_or(Vec::is_empty) {
+                value["spec"]["addresses"] = said["spec"]["addresses"].clone();
+            }
+        }
+        value
+    };
+    let mut items: Vec<Value> = declared.map(with_words).collect();
+    own.sort_by_key(|item| (item["status"]["host"].to_string(), item["status"]["title"].to_string()));
+    items.extend(own);
+    items
 }
 
 /// Objects that hosts have of themselves.

@@ -5,6 +5,7 @@ use freeflow_cluster::{Peer, Wire};
 use freeflow_hostnet::run_dir::{RunDir, Settings, write_atomically};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder};
 use std::net::IpAddr;
 use std::os::unix::fs::DirBuilderExt;
@@ -23,6 +24,11 @@ pub struct Memory {
     pub revision: u64,
     #[serde(default)]
     pub declared: u64,
+    /// vNICs that were let go, and those that a container has had, each under the revision of its place.
+    #[serde(default)]
+    pub released: BTreeMap<String, u64>,
+    #[serde(default)]
+    pub served: BTreeMap<String, u64>,
     /// Such ones were seen. Revisions that grow again make them no better.
     #[serde(default)]
     pub has_gone_back: bool,

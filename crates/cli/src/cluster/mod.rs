@@ -1,11 +1,15 @@
 //! `freeflow cluster`: hosts that follow one declaration on etcd.
 mod answers;
+mod claims;
 mod host;
+mod moving;
 mod process;
 mod views;
 
 pub use answers::ClusterApi;
+pub use claims::{Answer, Claimed, Claims, announce, claim};
 pub use host::{Directory, Memory, Own, prepare};
+pub use moving::move_vnic;
 pub use process::{end, log_file, note_problems, note_state, problems, record, start};
 pub use views::vnics;
 

@@ -1,6 +1,6 @@
 //! A beginning for tests: a view of keys that etcd could have, and a host that is a state.
 use freeflow_cluster::mirror::Target;
-use freeflow_cluster::{HostRecord, Identity, News, View};
+use freeflow_cluster::{Followed, HostRecord, Identity, News, Place, View};
 use freeflow_orchestrator::objects::{AnyObject, ObjectKind, parse_object};
 use freeflow_orchestrator::store::Entry;
 use freeflow_orchestrator::{Command, Revision, State};
@@ -18,7 +18,7 @@ pub fn network(name: &str, cidr: &str) -> AnyObject {
 }
 
 pub fn apply(objects: Vec<AnyObject>) -> Command {
-    Command::Apply { objects }
+    Command::ApplyForCluster { objects }
 }
 
 pub fn delete(kind: ObjectKind, name: &str) -> Command {
@@ -43,7 +43,7 @@ pub fn record(number: u8) -> HostRecord {
 }
 
 /// Keys of a cluster.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Given(Vec<Entry>);
 
 impl Given {
@@ -84,6 +84,17 @@ impl Given {
         self.key(&format!("blocks/data/{network}/{host}"), cidr.as_bytes())
     }
 
+    /// Of a vNIC; the revision at which it is written.
+    pub fn place(self, vnic: &str, place: &Place) -> (Self, u64) {
+        let given = self.key(&format!("places/data/{vnic}"), &serde_json::to_vec(place).expect("encodable"));
+        let at = given.0.len() as u64;
+        (given, at)
+    }
+
+    pub fn followed(self, host: &str, followed: &Followed) -> Self {
+        self.key(&format!("hosts/{host}/data/followed"), &serde_json::to_vec(followed).expect("encodable"))
+    }
+
     pub fn view(self) -> View {
         let mut view = View::new(ROOT);
         assert!(view.take(News::Listed(Revision(100), self.0)));
@@ -111,14 +122,20 @@ impl Host {
     }
 
     pub fn names(&self) -> Vec<String> {
-        let of = |kind: &ObjectKind| self.0.objects(*kind).map(|object| format!("{} {}", object.kind(), object.name()));
+        let is_asked = |object: &AnyObject| {
+            object.kind() != ObjectKind::Vnic || self.0.is_clusters(ObjectKind::Vnic, object.name())
+        };
+        let of = |kind: &ObjectKind| {
+            self.0.objects(*kind).filter(is_asked).map(|object| format!("{} {}", object.kind(), object.name()))
+        };
         freeflow_orchestrator::CLUSTER_KINDS.iter().flat_map(|kind| of(kind).collect::<Vec<_>>()).collect()
     }
 }
 
 impl Target for Host {
     fn present(&mut self, kind: ObjectKind) -> Result<Vec<AnyObject>, String> {
-        Ok(self.0.objects(kind).collect())
+        let is_asked = |object: &AnyObject| kind != ObjectKind::Vnic || self.0.is_clusters(kind, object.name());
+        Ok(self.0.objects(kind).filter(is_asked).collect())
     }
 
     fn apply(&mut self, objects: &[AnyObject]) -> Result<(), String> {

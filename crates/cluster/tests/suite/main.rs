@@ -6,4 +6,5 @@ mod given;
 mod mirroring;
 mod on_etcd;
 mod peers_and_blocks;
+mod placing;
 mod vnics_of_hosts;

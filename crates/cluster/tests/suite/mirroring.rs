@@ -25,7 +25,7 @@ fn declared() -> Given {
 
 fn wanted(given: Given) -> Wanted {
     let view = given.view();
-    Wanted::of(&view, &view.declared().expect("it makes sense"), "h1")
+    Wanted::of(&view, &view.declared().expect("it makes sense"), "h1", &Default::default())
 }
 
 #[test]

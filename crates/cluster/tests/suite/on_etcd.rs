@@ -1,7 +1,9 @@
 //! Operators, controllers and hosts on a real etcd.
 use crate::common::{Cluster, until};
 use crate::given::{apply, delete, network, object, record};
-use freeflow_cluster::{ClusterError, ClusterFile, Controller, Follow, Followed, HostRecord, Operator, Report, View};
+use freeflow_cluster::{
+    ClusterError, ClusterFile, Controller, Follow, Followed, Held, HostRecord, Operator, Report, View, place_vnics,
+};
 use freeflow_orchestrator::objects::ObjectKind;
 use freeflow_orchestrator::{Change, Pool, Reason};
 use serde_json::json;
@@ -73,13 +75,12 @@ fn what_is_declared_is_declared_once() {
     assert_eq!((tried[0].what, operator.state().expect("read").networks().count()), (Change::Created, 1));
     for (command, reason) in [
         (apply(vec![network("default", "10.52.0.0/24")]), Reason::Forbidden),
-        (apply(vec![object("Vnic", "v", json!({"network": "red"}))]), Reason::Forbidden),
         (apply(vec![object("Host", "h", json!({}))]), Reason::Forbidden),
         (
             apply(vec![object("Network", "x", json!({"cidrs": ["10.53.0.0/24"], "range": "10.53.0.0/28"}))]),
             Reason::Invalid,
         ),
-        (delete(ObjectKind::Vnic, "v"), Reason::Forbidden),
+        (delete(ObjectKind::Vnic, "v"), Reason::NotFound),
         (delete(ObjectKind::Group, "none"), Reason::NotFound),
     ] {
         assert_eq!(refusal(operator.change(&command, false)), reason, "{command:?}");
@@ -409,4 +410,90 @@ fn a_part_that_fails_is_said_by_name() {
     // Nothing of the first part is no part at all.
     let error = operator.change(&apply(many(180).split_off(20)[..150].to_vec()), false).map(drop);
     assert!(!matches!(error.expect_err("it may not"), ClusterError::Partly(_)));
+}
+
+/// Hosts say what they ask for and have let go; controllers place; an operator moves.
+#[test]
+fn a_declared_vnic_has_one_place_whoever_writes_it() {
+    let etcd = Cluster::start(1, &[]);
+    let file = file(&etcd, None);
+    let mut operator = init(&file);
+    for number in 1..=3 {
+        say(&file, &format!("h{number}"), number, 1, &[]);
+    }
+    let red = object("Network", "red", json!({"tenant": "red", "cidrs": ["10.50.0.0/24"]}));
+    let vnic = |name: &str| object("Vnic", name, json!({"network": "red"}));
+    operator.change(&apply(vec![red, vnic("database")]), false).expect("done");
+    let (operator, mut other) = (operator, Operator::open(&file).expect("a cluster"));
+    let state = operator.state().expect("read");
+    assert_eq!(
+        state.network("red").and_then(|red| red.floating).map(|part| part.to_string()).as_deref(),
+        Some("10.50.0.224/27")
+    );
+    let said = |name: &str, followed: Followed| {
+        let mut report = Report::start(&file, name).expect("a thread");
+        let before = operator.view().expect("read").hosts().get(name).map(|(revision, _)| *revision);
+        report.say(None, before, followed.clone());
+        until("it is said", || {
+            let view = operator.view().map_err(|error| error.to_string())?;
+            let there = view
+                .followed()
+                .get(name)
+                .is_some_and(|there| there.claims == followed.claims && there.vnics == followed.vnics);
+            if there { Ok(()) } else { Err(format!("{:?}", report.error())) }
+        });
+    };
+    let claims = |number| Followed { claims: [("database".to_owned(), number)].into(), ..Followed::default() };
+    let place = || operator.view().expect("read").places().get("database").cloned();
+    said("h1", claims(7));
+    said("h2", claims(9));
+    // Several controllers at once, with the same news.
+    let views: Vec<View> = (0..3).map(|_| operator.view().expect("read")).collect();
+    std::thread::scope(|scope| {
+        for view in &views {
+            scope.spawn(|| place_vnics(&file, view).expect("done"));
+        }
+    });
+    let (at, first) = place().expect("a place");
+    assert_eq!((first.host.as_str(), first.next.as_deref()), ("h1", None));
+    // h1 has it; an operator moves it, which h1 has to agree to.
+    said("h1", Followed::default());
+    assert_eq!(refusal(operator.move_vnic("database", "h9", false)), Reason::NotFound);
+    assert_eq!(refusal(operator.move_vnic("none", "h2", false)), Reason::NotFound);
+    let moved = operator.move_vnic("database", "h3", false).expect("moved");
+    assert_eq!(moved.from.as_deref(), Some("h1"));
+    place_vnics(&file, &operator.view().expect("read")).expect("done");
+    let (moving, there) = place().expect("a place");
+    assert_eq!((there.host.as_str(), there.next.as_deref()), ("h1", Some("h3")));
+    assert!(moving > at);
+    // A word about the place before this one is none about it.
+    let released = |at| Followed {
+        vnics: [("database".to_owned(), Held { at, released: true, refused: None })].into(),
+        ..Followed::default()
+    };
+    said("h1", released(at.0));
+    place_vnics(&file, &operator.view().expect("read")).expect("done");
+    assert_eq!(place().expect("a place").1.host, "h1");
+    said("h1", released(moving.0));
+    place_vnics(&file, &operator.view().expect("read")).expect("done");
+    let (_, there) = place().expect("a place");
+    assert_eq!((there.host.as_str(), there.moved), ("h3", true), "an operator's move comes before h2's claim");
+    // By force it is another's at once.
+    operator.move_vnic("database", "h2", true).expect("moved");
+    let (forced, there) = place().expect("a place");
+    assert_eq!((there.host.as_str(), there.next), ("h2", None));
+    // Its address stays its own until h2 has let it go.
+    other.change(&delete(ObjectKind::Vnic, "database"), false).expect("done");
+    let asked = object("Vnic", "other", json!({"network": "red", "addresses": ["10.50.0.226"]}));
+    assert_eq!(refusal(other.change(&apply(vec![asked.clone()]), false)), Reason::InUse);
+    said("h2", released(forced.0));
+    place_vnics(&file, &operator.view().expect("read")).expect("done");
+    assert_eq!(place(), None);
+    other.change(&apply(vec![asked]), false).expect("done");
+    // A host that is forgotten has no place.
+    said("h3", Followed { claims: [("other".to_owned(), 1)].into(), ..Followed::default() });
+    place_vnics(&file, &operator.view().expect("read")).expect("done");
+    assert_eq!(operator.view().expect("read").places()["other"].1.host, "h3");
+    other.remove_host("h3").expect("done");
+    assert_eq!(operator.view().expect("read").places().len(), 0);
 }

@@ -123,12 +123,18 @@ fn a_block_outside_its_network_is_believed_of_nobody() {
 
 #[test]
 fn more_than_a_router_takes_is_left_out_and_said() {
-    let networks = (0..70).map(|number| network(&format!("n{number}"), &format!("10.200.{number}.0/24"))).collect();
-    let given = (0..70)
-        .fold(Given::new().declared(networks).host("h1", &record(1)).host("h2", &record(2)), |given, number| {
-            given.block(&format!("n{number}"), "h2", &format!("10.200.{number}.0/28"))
+    let named = |number: u32| (format!("n{number}"), format!("10.{}.{}.0", 64 + number / 256, number % 256));
+    let all = || (0..2050).map(named);
+    let both = |(number, (name, base)): (usize, (String, String))| {
+        let cidrs = json!([format!("{base}/24"), format!("fd00:{number:x}::/64")]);
+        object("Network", &name, json!({"tenant": "many", "cidrs": cidrs}))
+    };
+    let networks = all().enumerate().map(both).collect();
+    let given = all()
+        .fold(Given::new().declared(networks).host("h1", &record(1)).host("h2", &record(2)), |given, (name, base)| {
+            given.block(&name, "h2", &format!("{base}/28"))
         });
     let PeersOf { peers, problems } = peers(&given.view());
-    assert_eq!(peers[0].prefixes.len(), 64);
-    assert!(problems.len() == 7 && problems[0].message.contains("more than 64 ranges"), "{problems:?}");
+    assert_eq!(peers[0].prefixes.len(), 4096);
+    assert!(problems.len() == 5 && problems[0].message.contains("more than 4096 ranges"), "{problems:?}");
 }

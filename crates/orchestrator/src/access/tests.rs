@@ -11,6 +11,7 @@ fn network(tenant: &str, access: Access) -> NetworkSpec {
         tenant: tenant.into(),
         cidrs: vec!["10.0.0.0/16".into()],
         range: None,
+        floating: None,
         data_path: Default::default(),
         access,
         external: Access::Allow,

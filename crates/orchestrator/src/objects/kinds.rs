@@ -54,6 +54,11 @@ pub struct NetworkSpec {
     /// all of it if none. Of the IPv6 one it gives out what stands at the same places.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub range: Option<String>,
+    /// The part of the IPv4 one whose addresses go with their vNICs from host to host of a cluster: no host gives them
+    /// out, nor those at the same places of the IPv6 one. A network that is there keeps the one it has if none is
+    /// given; a network of a cluster has an eighth of its addresses for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub floating: Option<String>,
     /// Data path between its vNICs.
     #[serde(default)]
     pub data_path: DataPath,
@@ -323,6 +328,9 @@ pub struct VnicSpec {
     /// In the network's place, as to `perVnic`; the rest of a quota is for networks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quota: Option<String>,
+    /// Of a cluster: the hosts that may have it; all if none are given.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<String>,
 }
 
 /// A vNIC on its host.

@@ -4,7 +4,7 @@ use freeflow_orchestrator::objects::ObjectKind;
 use freeflow_orchestrator::store::Store;
 use freeflow_orchestrator::{Change, Command, Reason};
 use proptest::prelude::*;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
@@ -63,6 +63,68 @@ fn a_host_gives_out_its_own_range_of_the_pool() {
     assert_eq!(host.attach("g", "none", None), Err(Reason::NotFound));
     assert_eq!(host.attach("../g", "n", None), Err(Reason::Invalid));
     assert_eq!(host.attach("g", "n", Some("10.1.2.2")), Err(Reason::AlreadyExists));
+}
+
+#[test]
+fn addresses_that_go_from_host_to_host_are_a_clusters_vnics_alone() {
+    let cidrs = json!({"cidrs": ["10.1.0.0/24", "fd00:1::/64"], "floating": "10.1.0.224/27"});
+    let vnic = |name: &str, spec: Value| named("Vnic", name, spec);
+    // vNICs that are declared for the cluster get them, one after the other, and the IPv6 ones at the same places.
+    let mut cluster = host();
+    cluster.apply_for_cluster(&[named("Network", "n", cidrs.clone())]).unwrap();
+    let made = cluster.apply_for_cluster(&[
+        vnic("a", json!({"network": "n"})),
+        vnic("b", json!({"network": "n"})),
+        vnic("c", json!({"network": "n", "addresses": ["10.1.0.250"]})),
+    ]);
+    assert_eq!(made.unwrap().len(), 3);
+    assert_eq!(
+        [&cluster.address("a"), &cluster.address("b"), &cluster.address("c")],
+        ["10.1.0.226", "10.1.0.227", "10.1.0.250"]
+    );
+    let six: IpAddr = "fd00:1::e2".parse().unwrap();
+    assert_eq!(cluster.state.vnic("a").unwrap().object.spec.addresses[1], six);
+    for other in ["10.1.0.5", "10.1.0.224", "10.1.0.255"] {
+        let asked = vnic("d", json!({"network": "n", "addresses": [other]}));
+        assert_eq!(cluster.apply_for_cluster(&[asked]).unwrap_err(), Reason::Invalid, "{other}");
+    }
+    // A host has a range of its own, and the same vNICs: it gives nobody else their addresses.
+    let mut host = host();
+    let ranged = json!({"cidrs": cidrs["cidrs"], "floating": cidrs["floating"], "range": "10.1.0.16/28"});
+    host.apply_for_cluster(&[named("Network", "n", ranged)]).unwrap();
+    let mirrored = json!({"network": "n", "addresses": ["10.1.0.226", "fd00:1::e2"]});
+    host.apply_for_cluster(&[vnic("a", mirrored.clone())]).unwrap();
+    assert_eq!(host.rebuilt(), host.state, "also from the store");
+    host.attach("own", "n", None).unwrap();
+    assert_eq!(host.address("own"), "10.1.0.18", "the cluster's vNIC has not moved the host's cursor");
+    assert_eq!(host.attach("other", "n", Some("10.1.0.227")), Err(Reason::Invalid));
+    assert_eq!(
+        host.refused(&[vnic("e", json!({"network": "n", "addresses": ["10.1.0.227"]}))]).reason,
+        Reason::Invalid
+    );
+    // Only such an object is the cluster's on this host.
+    for (name, is_clusters) in [("a", true), ("own", false), ("none", false)] {
+        assert_eq!(host.state.is_clusters(ObjectKind::Vnic, name), is_clusters, "{name}");
+    }
+    // The part stays while vNICs have addresses of it, and if none is given.
+    let other = json!({"cidrs": cidrs["cidrs"], "floating": "10.1.0.192/27", "range": "10.1.0.16/28"});
+    assert_eq!(host.apply_for_cluster(&[named("Network", "n", other)]).unwrap_err(), Reason::Invalid);
+    host.apply_for_cluster(&[named("Network", "n", json!({"cidrs": cidrs["cidrs"], "range": "10.1.0.16/28"}))])
+        .unwrap();
+    assert_eq!(host.state.network("n").unwrap().floating, Some("10.1.0.224/27".parse().unwrap()));
+    for bad in ["10.2.0.0/27", "10.1.0.16/29", "10.1.0.0/24", "x"] {
+        let network = json!({"cidrs": ["10.1.0.0/24"], "floating": bad, "range": "10.1.0.16/28"});
+        assert_eq!(host.refused(&[named("Network", "m", network)]).reason, Reason::Invalid, "{bad}");
+    }
+    // Without a range of its own a host gives out all but these.
+    host.apply(&[named("Network", "small", json!({"cidrs": ["10.9.0.0/28"], "floating": "10.9.0.0/29"}))]);
+    for (id, address) in [("s1", "10.9.0.8"), ("s2", "10.9.0.9")] {
+        host.attach(id, "small", None).unwrap();
+        assert_eq!(host.address(id), address);
+    }
+    let nowhere = named("Network", "plain", json!({"cidrs": ["10.8.0.0/24"]}));
+    let asked = vnic("x", json!({"network": "plain"}));
+    assert_eq!(cluster.apply_for_cluster(&[nowhere, asked]).unwrap_err(), Reason::Invalid);
 }
 
 #[test]

@@ -316,7 +316,7 @@ pub async fn put_data_path(
     let body = body_of(&asking, request).await?;
     parameters(query.as_deref(), &[])?;
     let SentDataPath { data_path: path } = parse(body)?;
-    change(&server, &asking, "set-data-path", Command::SetDataPath { network, path }, false).await?;
+    change(&server, &asking, "set-data-path", Command::SetDataPath { network, path }, (false, false)).await?;
     server.link.ask(AwaitWorker {}).await?;
     Ok(done(permit))
 }

@@ -62,6 +62,18 @@ fn follow() -> Value {
     )
 }
 
+fn floating() -> Value {
+    parameter("floating", &json!({"type": "boolean"}), "Only objects of the cluster's that the host follows.")
+}
+
+fn unused() -> Value {
+    parameter(
+        "unused",
+        &json!({"type": "boolean"}),
+        "A Vnic: only if no container has it and no process uses it; else it stays (InUse).",
+    )
+}
+
 fn precondition() -> Value {
     parameter(
         "resourceVersion",
@@ -136,7 +148,7 @@ fn object_paths<K: Kind>(paths: &mut Map<String, Value>) {
         format!("{BASE}/{}", K::PLURAL),
         json!({"get": {
             "operationId": id("list"),
-            "parameters": [selector, &watch, &version],
+            "parameters": [selector, &watch, &version, &floating()],
             "responses": answers(&[("200", answer("All that the caller may see.", &list))], &["400", "410"]),
         }}),
     );
@@ -160,7 +172,7 @@ fn object_paths<K: Kind>(paths: &mut Map<String, Value>) {
             },
             "delete": {
                 "operationId": id("delete"),
-                "parameters": [dry_run(), follow(), precondition()],
+                "parameters": [dry_run(), follow(), precondition(), unused()],
                 "responses": answers(&[("200", answer("It was.", &reference("Results")))], &["400", "404", "409"]),
             },
         }),

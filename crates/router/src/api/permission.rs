@@ -85,8 +85,8 @@ pub const FOLLOW: &str = "follow";
 
 /// Whether the host itself may change that: where it follows a cluster, the cluster's objects are changed for all
 /// hosts together. By the verb of the change.
-pub fn check_cluster(follows_cluster: bool, verb: &str, command: &Command) -> Result<(), Refusal> {
-    match command.clusters_object() {
+pub fn check_cluster(follows_cluster: bool, state: &State, (verb, command): (&str, &Command)) -> Result<(), Refusal> {
+    match state.clusters_object(command) {
         Some((kind, name)) if follows_cluster && verb != FOLLOW => Err(forbidden(
             kind,
             name,
@@ -255,6 +255,12 @@ mod tests {
 
     #[test]
     fn what_is_a_clusters_is_its_followers_to_change() {
+        let mut state = state();
+        // A vNIC with an address that goes from host to host.
+        let network = json!({"tenant": "blue", "cidrs": ["10.2.0.0/24"], "floating": "10.2.0.224/27"});
+        let of_cluster = vec![object("Network", "wide", network), vnic("database", "wide", None)];
+        let plan = state.plan(&Command::ApplyForCluster { objects: of_cluster }).unwrap();
+        state.adopt(&plan, Revision(9));
         let set = |network: &str| Command::SetDataPath { network: network.into(), path: Default::default() };
         let own = [
             apply(vec![object("Network", "default", json!({"cidrs": ["10.1.0.0/24"]}))]),
@@ -270,13 +276,16 @@ mod tests {
             delete(ObjectKind::Network, "blue-net"),
             delete(ObjectKind::Group, "g"),
             set("blue-net"),
+            apply(vec![vnic("database", "wide", None)]),
+            delete(ObjectKind::Vnic, "database"),
+            Command::Detach { id: "database".into() },
         ];
         for command in own.iter().chain(&clusters) {
-            assert_eq!(check_cluster(false, "apply", command), Ok(()), "{command:?}");
-            assert_eq!(check_cluster(true, FOLLOW, command), Ok(()), "{command:?}");
+            assert_eq!(check_cluster(false, &state, ("apply", command)), Ok(()), "{command:?}");
+            assert_eq!(check_cluster(true, &state, (FOLLOW, command)), Ok(()), "{command:?}");
         }
-        assert!(own.iter().all(|command| check_cluster(true, "apply", command).is_ok()));
-        assert!(clusters.iter().all(|command| check_cluster(true, "put", command).is_err()));
+        assert!(own.iter().all(|command| check_cluster(true, &state, ("apply", command)).is_ok()));
+        assert!(clusters.iter().all(|command| check_cluster(true, &state, ("put", command)).is_err()));
     }
 
     #[test]

@@ -119,12 +119,15 @@ macro_rules! requests {
 }
 
 requests! {
-    PageObjects { role: Arc<Role>, kind: ObjectKind, after: Option<String>, selector: Arc<Selector> } -> Page;
+    PageObjects { role: Arc<Role>, kind: ObjectKind, after: Option<String>, selector: Arc<Selector>, floating: bool } -> Page;
     /// `None`: there is none that the role may see.
     GetObject { role: Arc<Role>, kind: ObjectKind, name: String } -> Option<AnyObject>;
     BeginWatch { role: Arc<Role>, kind: ObjectKind } -> Beginning;
     /// Checks a command, does it, and notes it in the audit log. The objects of the outcomes have no statuses.
-    ChangeObjects { caller: Caller, verb: &'static str, command: Command, dry_run: bool } -> Result<Done, NotDone>;
+    /// `only_unused`: a vNIC that is deleted has to be nobody's.
+    ChangeObjects {
+        caller: Caller, verb: &'static str, command: Command, dry_run: bool, only_unused: bool
+    } -> Result<Done, NotDone>;
     /// The same objects with their statuses; what is gone meanwhile comes without.
     AddStatuses { objects: Vec<AnyObject> } -> Vec<AnyObject>;
 

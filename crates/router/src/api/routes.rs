@@ -171,13 +171,17 @@ async fn list(
 ) -> Answer {
     let permit = admitted(&asking).await?;
     let kind = kind_of(&plural)?;
-    let query = parameters(query.as_deref(), &["labelSelector", "watch", "resourceVersion"])?;
+    let query = parameters(query.as_deref(), &["labelSelector", "watch", "resourceVersion", "floating"])?;
+    let floating = flag(&query, "floating")?;
     let selector = Selector::parse(query.get("labelSelector").map_or("", String::as_str))?;
     if flag(&query, "watch")? {
+        if floating {
+            return Err(Failure::bad_request("floating is for lists, not for watches"));
+        }
         return begin_watch(&server, &asking, (kind, None), selector, &query).await;
     }
     let selector = Arc::new(selector);
-    let mut page = ask_page(&server, &asking, kind, None, &selector).await?;
+    let mut page = ask_page(&server, &asking, kind, None, (&selector, floating)).await?;
     let mut text = format!(
         "{{\"apiVersion\":\"{API_VERSION}\",\"kind\":\"{kind}List\",\"metadata\":{{\"resourceVersion\":{}}},\"items\":[",
         page.revision
@@ -195,7 +199,7 @@ async fn list(
             return Err(Failure::bad_request("the list is too long; choose with labelSelector"));
         }
         let Some(next) = page.next else { break };
-        page = ask_page(&server, &asking, kind, Some(next), &selector).await?;
+        page = ask_page(&server, &asking, kind, Some(next), (&selector, floating)).await?;
     }
     text.extend_from_slice(b"]}");
     Ok(held(text, permit))
@@ -206,12 +210,12 @@ async fn ask_page(
     asking: &Asking,
     kind: ObjectKind,
     after: Option<String>,
-    selector: &Arc<Selector>,
+    (selector, floating): (&Arc<Selector>, bool),
 ) -> Result<Page, Failure> {
     let (role, selector) = (asking.caller.role.clone(), selector.clone());
     look_at_health(server, kind).await;
     let turn = read_turn(server, asking, is_costly(kind)).await;
-    let page = server.link.ask(PageObjects { role, kind, after, selector }).await;
+    let page = server.link.ask(PageObjects { role, kind, after, selector, floating }).await;
     turn.give_back().await;
     page
 }
@@ -262,7 +266,7 @@ async fn listed(
     let mut listed = Listed { lines: VecDeque::new(), pages: Vec::new() };
     let (mut next, mut bytes) = (None, 0);
     loop {
-        let page = ask_page(server, asking, kind, next, &selector).await?;
+        let page = ask_page(server, asking, kind, next, (&selector, false)).await?;
         for object in page.objects.iter().filter(|object| name.is_none_or(|name| name == object.name())) {
             let line = added(object);
             bytes += line.len();
@@ -338,13 +342,14 @@ pub async fn change(
     asking: &Asking,
     verb: &'static str,
     command: Command,
-    dry_run: bool,
+    (dry_run, only_unused): (bool, bool),
 ) -> Result<Done, Failure> {
     let caller = asking.caller.clone();
     let is_admin = caller.role.is_admin;
     let lane = if is_admin { None } else { Some(server.lane.lock().await) };
     let begin = Instant::now();
-    let done = server.link.ask_within(STORED_TIME_MAX, ChangeObjects { caller, verb, command, dry_run }).await;
+    let call = ChangeObjects { caller, verb, command, dry_run, only_unused };
+    let done = server.link.ask_within(STORED_TIME_MAX, call).await;
     if lane.is_some() {
         // Half of the control thread's time stays for all that is not done for tenants' admins.
         tokio::time::sleep(begin.elapsed()).await;
@@ -388,7 +393,7 @@ async fn put_one(
     let kind = kind_of(&plural)?;
     let dry_run = flag(&parameters(query.as_deref(), &["dryRun"])?, "dryRun")?;
     let object = object_at(kind, &name, body?)?;
-    let done = change(&server, &asking, "put", Command::Apply { objects: vec![object] }, dry_run).await?;
+    let done = change(&server, &asking, "put", Command::Apply { objects: vec![object] }, (dry_run, false)).await?;
     let outcome = done.outcomes.into_iter().next().ok_or_else(|| Failure::internal("nothing came of it"))?;
     let is_new = outcome.what == freeflow_orchestrator::Change::Created;
     let bytes = serde_json::to_vec(&outcome.object).map_err(|error| Failure::internal(error.to_string()))?;
@@ -410,10 +415,11 @@ async fn delete_one(
 ) -> Answer {
     let permit = admitted(&asking).await?;
     let kind = kind_of(&plural)?;
-    let query = parameters(query.as_deref(), &["dryRun", "follow", "resourceVersion"])?;
+    let query = parameters(query.as_deref(), &["dryRun", "follow", "resourceVersion", "unused"])?;
+    let only_unused = flag(&query, "unused")?;
     let (dry_run, version) = (flag(&query, "dryRun")?, version_of(&query)?);
     let verb = verb_of(&asking, "delete", &query)?;
-    let done = change(&server, &asking, verb, Command::Delete { kind, name, version }, dry_run).await;
+    let done = change(&server, &asking, verb, Command::Delete { kind, name, version }, (dry_run, only_unused)).await;
     // A caller of a dry run may mean to delete those first.
     let done = done.map_err(|failure| if dry_run { failure } else { failure.without_users() })?;
     Ok(held(results(&done).to_string().into_bytes(), permit))
@@ -470,6 +476,7 @@ async fn apply(
         })?);
     }
     drop(body);
-    let done = change(&server, &asking, verb, Command::Apply { objects }, dry_run).await?;
+    let command = if verb == FOLLOW { Command::ApplyForCluster { objects } } else { Command::Apply { objects } };
+    let done = change(&server, &asking, verb, command, (dry_run, false)).await?;
     Ok(held(results(&done).to_string().into_bytes(), permit))
 }

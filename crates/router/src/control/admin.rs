@@ -129,7 +129,7 @@ impl Control {
     /// Does a command, with its line in the audit log.
     pub(crate) fn admin_change(&mut self, key: Key, verb: &'static str, command: Command) -> Result<(), Refusal> {
         let caller = Caller::root(self.admin_pid(key));
-        self.change_objects(ChangeObjects { caller, verb, command, dry_run: false }).map(drop)
+        self.change_objects(ChangeObjects { caller, verb, command, dry_run: false, only_unused: false }).map(drop)
     }
 
     pub(crate) fn admin_pid(&self, key: Key) -> i32 {

@@ -26,9 +26,11 @@ impl Control {
 
     /// Checks, does, and notes in the audit log. The objects of the outcomes have no statuses.
     pub(crate) fn change_objects(&mut self, call: ChangeObjects) -> Result<Done, Refusal> {
-        let ChangeObjects { caller, verb, command, dry_run } = call;
+        let ChangeObjects { caller, verb, command, dry_run, only_unused } = call;
         let subject = match &command {
-            Command::Apply { objects } => objects.first().map(|object| (object.kind(), object.name().to_owned())),
+            Command::Apply { objects } | Command::ApplyForCluster { objects } => {
+                objects.first().map(|object| (object.kind(), object.name().to_owned()))
+            }
             Command::Delete { kind, name, .. } => Some((*kind, name.clone())),
             Command::Attach { id, .. } | Command::Detach { id } => Some((ObjectKind::Vnic, id.clone())),
             Command::SetDataPath { network, .. } => Some((ObjectKind::Network, network.clone())),
@@ -36,7 +38,8 @@ impl Control {
         };
         let container = self.container_of(&command);
         let done = permission::check(&caller.role, self.declared(), &command)
-            .and_then(|()| permission::check_cluster(self.config.follows_cluster, verb, &command))
+            .and_then(|()| permission::check_cluster(self.config.follows_cluster, &self.state, (verb, &command)))
+            .and_then(|()| if only_unused { self.check_unused(&command) } else { Ok(()) })
             .and_then(|()| self.command(command, dry_run));
         let mut outcomes = match done {
             Ok(outcomes) => outcomes,
@@ -76,6 +79,19 @@ impl Control {
         Ok(Done { revision, outcomes })
     }
 
+    /// Refuses to delete a vNIC that a container has, or a process uses.
+    fn check_unused(&self, command: &Command) -> Result<(), Refusal> {
+        let Command::Delete { kind: ObjectKind::Vnic, name, .. } = command else { return Ok(()) };
+        let in_use = |who: String| Err(Refusal::new(Reason::InUse, who).about(ObjectKind::Vnic, name));
+        if let Some(container) = self.occupied.get(name) {
+            return in_use(format!("the container {container} has it"));
+        }
+        if self.connections.iter().any(|(_, connection)| connection.vnic == *name) {
+            return in_use("processes use it".into());
+        }
+        Ok(())
+    }
+
     fn note_refusal(
         &self,
         caller: &Caller,
@@ -93,7 +109,7 @@ impl Control {
 }
 
 impl Serve<PageObjects> for Control {
-    fn serve(&mut self, PageObjects { role, kind, after, selector }: PageObjects, reply: ReplyTo<Page>) {
+    fn serve(&mut self, PageObjects { role, kind, after, selector, floating }: PageObjects, reply: ReplyTo<Page>) {
         let view = View::of(&role, self.declared());
         let (mut objects, mut next) = (Vec::new(), None);
         for (looked, object) in self.declared().objects_after(kind, after.as_deref()).enumerate() {
@@ -101,6 +117,9 @@ impl Serve<PageObjects> for Control {
                 break;
             }
             next = Some(object.name().to_owned());
+            if floating && !self.declared().is_clusters(kind, object.name()) {
+                continue;
+            }
             if selector.fits(&object.metadata().labels) && view.shows_object(self.declared(), &object) {
                 objects.push(object);
             }

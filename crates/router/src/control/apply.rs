@@ -42,7 +42,9 @@ impl Control {
         // A command that attaches or detaches one for a container sets up its interface, and it is no device for
         // others.
         let is_declaring = match &command {
-            Command::Apply { objects } => objects.iter().any(|object| object.kind() == ObjectKind::Vnic),
+            Command::Apply { objects } | Command::ApplyForCluster { objects } => {
+                objects.iter().any(|object| object.kind() == ObjectKind::Vnic)
+            }
             Command::Delete { kind, .. } => *kind == ObjectKind::Vnic,
             _ => false,
         };

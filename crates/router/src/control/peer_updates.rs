@@ -43,7 +43,11 @@ fn is_controls(update: &Update) -> bool {
         Update::Party { .. } | Update::Cm { .. } => true,
         Update::Disconnected { .. } | Update::Frames { .. } | Update::Shards { .. } => false,
         Update::SealKey { .. } | Update::SealKeyHeld { .. } | Update::Removed { .. } => false,
-        Update::Peer { .. } | Update::PeersGone { .. } | Update::Group { .. } | Update::Asked { .. } => false,
+        Update::Peer { .. }
+        | Update::PeersGone { .. }
+        | Update::AskAgain { .. }
+        | Update::Group { .. }
+        | Update::Asked { .. } => false,
     }
 }
 

@@ -110,11 +110,9 @@ impl Worker {
             Update::Removed { host } => fabric.drop_keys(host),
             Update::PeersGone { host } => {
                 fabric.forget_keys(host, now);
-                if let Some(entry) = fabric.hosts.get_mut(&host) {
-                    entry.forget_all();
-                    engine.handle_peer_changed(&mut self.ports, now, host, None);
-                }
+                self.forget_peers(now, host);
             }
+            Update::AskAgain { host } => self.forget_peers(now, host),
             Update::Group { host, network, gid, qpn } => fabric.set_group(host, (network, gid), qpn),
             Update::Asked { host, qpn } => {
                 let info = engine.peer_info(qpn);
@@ -123,6 +121,14 @@ impl Worker {
                 }
                 fabric.notify(host, qpn, info);
             }
+        }
+    }
+
+    /// Nothing that the host has said of its QPs counts any more: it is asked for those that are needed.
+    fn forget_peers(&mut self, now: Instant, host: HostId) {
+        if let Some(entry) = self.ports.fabric.hosts.get_mut(&host) {
+            entry.forget_all();
+            self.engine.handle_peer_changed(&mut self.ports, now, host, None);
         }
     }
 

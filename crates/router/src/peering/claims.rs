@@ -1,8 +1,9 @@
 //! Which host has which address, and which hosts have members of which multicast group, as they announced it.
 //!
 //! Invariant: an address has at most one owner. Of several hosts that announce it the first keeps
-//! it until it withdraws it; then the next has it. An address of this very host is nobody else's.
-use super::prefix::Prefix;
+//! it until it withdraws it; then the next has it. An address of this very host is nobody else's. A host that announces
+//! an address outside its prefixes does not have it, and has it when they are others: an announcement is made once.
+use super::prefix::Prefixes;
 use super::update::Update;
 use freeflow_engine::HostId;
 use freeflow_orchestrator::name_is_good;
@@ -34,19 +35,24 @@ impl ClaimSubject {
         network
     }
 
-    /// Whether a host with these prefixes may announce it; else why not.
-    pub fn check(&self, prefixes: &[Prefix], qpn: Option<Qpn>) -> Result<(), &'static str> {
+    /// Whether a host may announce it, wherever its addresses are; else why not.
+    pub fn check(&self, qpn: Option<Qpn>) -> Result<(), &'static str> {
         if !name_is_good(self.network()) {
             return Err("no name of a network");
         }
         match self {
             Self::Address { gid, .. } if gid.is_multicast() || gid.is_zero() => Err("no address of a vNIC"),
-            Self::Address { gid, .. } if !prefixes.iter().any(|prefix| prefix.contains(*gid)) => {
-                Err("outside the host's prefixes")
-            }
             Self::Group { gid, .. } if !gid.is_multicast() => Err("no multicast group"),
             Self::Group { .. } if qpn.is_some_and(|qpn| qpn.0 > Qpn::MASK) => Err("no QPN"),
             _ => Ok(()),
+        }
+    }
+
+    /// Whether it is within these prefixes, if it is an address.
+    pub fn is_within(&self, prefixes: &Prefixes) -> bool {
+        match self {
+            Self::Address { gid, .. } => prefixes.contains(*gid),
+            Self::Group { .. } => true,
         }
     }
 
@@ -77,7 +83,11 @@ struct Claim {
     qpn: Option<Qpn>,
     /// Announced over an earlier connection, and not yet again over this one.
     is_stale: bool,
+    /// Within the host's prefixes.
+    is_allowed: bool,
 }
+
+pub const OUTSIDE: &str = "outside the host's prefixes";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Owner {
@@ -114,19 +124,24 @@ impl Claims {
         claims.filter(|subject| self.owners.get(*subject) == Some(&Owner::Host(host))).count() as u32
     }
 
-    /// A host announces something that it may. The update for the worker, if there is one; or why it is refused.
+    /// A host with these prefixes announces something that can be announced. The update for the worker, if there is
+    /// one; or why it is refused.
     pub fn claim(
         &mut self,
         host: HostId,
-        subject: ClaimSubject,
-        qpn: Option<Qpn>,
+        (subject, qpn): (ClaimSubject, Option<Qpn>),
+        prefixes: &Prefixes,
         networks: &Networks,
     ) -> Result<Option<Update>, &'static str> {
+        let is_allowed = subject.is_within(prefixes);
         let claims = self.of_hosts.entry(host).or_default();
         if claims.len() >= CLAIM_COUNT_MAX && !claims.contains_key(&subject) {
             return Err("the host has announced too much");
         }
-        let before = claims.insert(subject.clone(), Claim { qpn, is_stale: false });
+        let before = claims.insert(subject.clone(), Claim { qpn, is_stale: false, is_allowed });
+        if !is_allowed {
+            return Err(OUTSIDE);
+        }
         let network = networks.get(subject.network()).copied();
         match subject {
             ClaimSubject::Address { .. } => match *self.owners.entry(subject.clone()).or_insert(Owner::Host(host)) {
@@ -158,9 +173,44 @@ impl Claims {
         }
     }
 
-    /// Its owner is gone: another host that announces it has it now.
+    /// A host's prefixes are these now. Updates for the worker.
+    pub fn allow(&mut self, host: HostId, prefixes: &Prefixes, networks: &Networks) -> Vec<Update> {
+        let changed: Vec<ClaimSubject> = (self.of_hosts.get_mut(&host).into_iter().flatten())
+            .filter_map(|(subject, claim)| {
+                let is_allowed = subject.is_within(prefixes);
+                (std::mem::replace(&mut claim.is_allowed, is_allowed) != is_allowed).then(|| subject.clone())
+            })
+            .collect();
+        let change = |subject: &ClaimSubject| {
+            let before = self.owners.get(subject).copied();
+            let after = match before {
+                Some(Owner::Host(owner)) if owner == host => self.pass_on(subject),
+                None if subject.is_within(prefixes) => {
+                    self.owners.insert(subject.clone(), Owner::Host(host));
+                    Some(host)
+                }
+                _ => return None,
+            };
+            subject.update(networks.get(subject.network()).copied()?, after, None)
+        };
+        changed.iter().filter_map(change).collect()
+    }
+
+    /// Addresses that a host has, in networks that are here.
+    pub fn owned(&self, host: HostId, networks: &Networks) -> Vec<(NetworkId, Gid)> {
+        let owned = self.of_hosts.get(&host).into_iter().flat_map(|claims| claims.keys());
+        let owned = owned.filter(|subject| self.is_owner(host, subject));
+        let place = |subject: &ClaimSubject| match subject {
+            ClaimSubject::Address { network, gid } => Some((*networks.get(network)?, *gid)),
+            ClaimSubject::Group { .. } => None,
+        };
+        owned.filter_map(place).collect()
+    }
+
+    /// Its owner is gone: another host that announces it, and may, has it now.
     fn pass_on(&mut self, subject: &ClaimSubject) -> Option<HostId> {
-        let next = self.of_hosts.iter().find(|(_, claims)| claims.contains_key(subject)).map(|(&host, _)| host);
+        let may = |claims: &BTreeMap<ClaimSubject, Claim>| claims.get(subject).is_some_and(|claim| claim.is_allowed);
+        let next = self.of_hosts.iter().find(|(_, claims)| may(claims)).map(|(&host, _)| host);
         match next {
             Some(host) => self.owners.insert(subject.clone(), Owner::Host(host)),
             None => self.owners.remove(subject),

@@ -2,7 +2,7 @@
 //!
 //! JSON, every field as [`PeersFile`] and [`PeerEntry`] say; unknown fields are errors. [`PeersFile::parse`] is pure;
 //! [`PeersFile::load`] reads the file and the private key beside it.
-use super::prefix::Prefix;
+use super::prefix::{Prefix, Prefixes};
 use freeflow_protocol::peer::HOST_NAME_BYTES_MAX;
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -15,9 +15,13 @@ use thiserror::Error;
 
 /// Hosts of one file.
 pub const PEER_COUNT_MAX: usize = 256;
-pub const PREFIX_COUNT_MAX: usize = 64;
+/// Of one host: its ranges, and single addresses that came to it from other hosts' vNICs.
+pub const PREFIX_COUNT_MAX: usize = 4096;
+/// Of all hosts.
+const ALL_PREFIX_COUNT_MAX: usize = 65_536;
+const ALLOW_COUNT_MAX: usize = 64;
 pub const EXTERNAL_COUNT_MAX: usize = 256;
-const FILE_BYTES_MAX: u64 = 1024 * 1024;
+const FILE_BYTES_MAX: u64 = 8 * 1024 * 1024;
 /// Bytes of a key; it is written as twice as many hexadecimal digits.
 pub const KEY_BYTES: usize = 32;
 pub const DEFAULT_CONTROL_PORT: u16 = 4790;
@@ -56,7 +60,7 @@ pub struct PeerEntry {
     pub control_port: u16,
     pub public_key: Key,
     /// Prefixes that its vNICs' addresses may have.
-    pub prefixes: Vec<Prefix>,
+    pub prefixes: Prefixes,
 }
 
 /// RDMA machines without FreeFlow that vNICs of a network may talk to.
@@ -143,6 +147,8 @@ impl PeersFile {
     /// Checks the text of a peers file. Errors name the field.
     pub fn parse(text: &str) -> Result<Self, String> {
         let raw: RawFile = serde_json::from_str(text).map_err(|error| error.to_string())?;
+        let (peers, prefixes): (Vec<PeerEntry>, Vec<Vec<Prefix>>) =
+            list("peers", raw.peers, PEER_COUNT_MAX, PeerEntry::check)?.into_iter().unzip();
         let file = Self {
             host: host_name("host", raw.host)?,
             address: host_address("address", &raw.address)?,
@@ -151,7 +157,7 @@ impl PeersFile {
             icrc: raw.icrc,
             frames: raw.frames,
             sealed: raw.wire == RawWire::Sealed,
-            peers: list("peers", raw.peers, PEER_COUNT_MAX, PeerEntry::check)?,
+            peers,
             external: list("external", raw.external, EXTERNAL_COUNT_MAX, External::check)?,
             dscp: raw.dscp,
         };
@@ -162,7 +168,7 @@ impl PeersFile {
             return Err("key_file: no name".into());
         }
         file.check_distinct()?;
-        file.check_prefixes()?;
+        Self::check_prefixes(&prefixes)?;
         Ok(file)
     }
 
@@ -191,18 +197,22 @@ impl PeersFile {
     }
 
     /// No address may belong to two hosts.
-    fn check_prefixes(&self) -> Result<(), String> {
-        let all: Vec<(usize, usize, Prefix)> = (self.peers.iter().enumerate())
-            .flat_map(|(peer, entry)| entry.prefixes.iter().enumerate().map(move |(at, &prefix)| (peer, at, prefix)))
+    fn check_prefixes(peers: &[Vec<Prefix>]) -> Result<(), String> {
+        let mut all: Vec<(Prefix, usize, usize)> = (peers.iter().enumerate())
+            .flat_map(|(peer, prefixes)| prefixes.iter().enumerate().map(move |(at, &prefix)| (prefix, peer, at)))
             .collect();
-        for (number, &(peer, at, prefix)) in all.iter().enumerate() {
-            if let Some((other, other_at, with)) = all[..number].iter().find(|(_, _, with)| with.overlaps(prefix)) {
-                return Err(format!(
-                    "peers[{peer}].prefixes[{at}]: {prefix} overlaps peers[{other}].prefixes[{other_at}], {with}"
-                ));
-            }
+        if all.len() > ALL_PREFIX_COUNT_MAX {
+            return Err(format!("peers: {} prefixes; at most {ALL_PREFIX_COUNT_MAX} are possible", all.len()));
         }
-        Ok(())
+        all.sort_unstable();
+        // In this order one that overlaps another overlaps the next.
+        let overlapping = all.windows(2).find(|pair| pair[0].0.overlaps(pair[1].0));
+        let Some([one, other]) = overlapping else { return Ok(()) };
+        let [(with, first, first_at), (prefix, second, second_at)] =
+            if (one.1, one.2) < (other.1, other.2) { [*one, *other] } else { [*other, *one] };
+        Err(format!(
+            "peers[{second}].prefixes[{second_at}]: {prefix} overlaps peers[{first}].prefixes[{first_at}], {with}"
+        ))
     }
 
     /// Reads the file and the private key that it names. Blocks on the file system only.
@@ -223,17 +233,27 @@ impl PeersFile {
 }
 
 impl PeerEntry {
-    fn check(place: &str, raw: RawPeer) -> Result<Self, String> {
+    /// And its prefixes as the file has them.
+    fn check(place: &str, raw: RawPeer) -> Result<(Self, Vec<Prefix>), String> {
         if raw.prefixes.is_empty() {
             return Err(format!("{place}.prefixes: empty: the host could announce nothing"));
         }
-        Ok(Self {
+        let prefixes = list(&format!("{place}.prefixes"), raw.prefixes, PREFIX_COUNT_MAX, prefix)?;
+        let entry = Self {
             host: host_name(&format!("{place}.host"), raw.host)?,
             address: host_address(&format!("{place}.address"), &raw.address)?,
             control_port: port(&format!("{place}.control_port"), raw.control_port)?,
             public_key: parse_key(&raw.public_key).map_err(|what| format!("{place}.public_key: {what}"))?,
-            prefixes: list(&format!("{place}.prefixes"), raw.prefixes, PREFIX_COUNT_MAX, prefix)?,
-        })
+            prefixes: prefixes.iter().copied().collect(),
+        };
+        Ok((entry, prefixes))
+    }
+
+    /// Whether it is the same host, at the same place: its prefixes alone may be others.
+    pub fn is_same_host(&self, other: &Self) -> bool {
+        let Self { host, address, control_port, public_key, prefixes: _ } = self;
+        (host, address, control_port, public_key)
+            == (&other.host, &other.address, &other.control_port, &other.public_key)
     }
 
     pub fn control(&self) -> SocketAddr {
@@ -246,7 +266,7 @@ impl External {
         if !freeflow_orchestrator::name_is_good(&raw.network) {
             return Err(format!("{place}.network: {:?} can't be a network's name", raw.network));
         }
-        let allow = list(&format!("{place}.allow"), raw.allow, PREFIX_COUNT_MAX, prefix)?;
+        let allow = list(&format!("{place}.allow"), raw.allow, ALLOW_COUNT_MAX, prefix)?;
         Ok(Self { network: raw.network, allow })
     }
 }

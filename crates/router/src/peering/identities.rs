@@ -85,9 +85,13 @@ impl State {
         }
     }
 
-    fn party(&self, host: HostId, network: freeflow_verbs::NetworkId, gid: Gid) -> Option<Update> {
+    /// An address that the host may not have would bring it what rules allow that one.
+    pub(super) fn party(&self, host: HostId, network: freeflow_verbs::NetworkId, gid: Gid) -> Option<Update> {
         let subject = ClaimSubject::Address { network: self.network_name(network)?, gid };
-        let identity = self.identities.of_hosts.get(&host)?.identities.get(&subject)?.clone();
+        let mut identity = self.identities.of_hosts.get(&host)?.identities.get(&subject)?.clone();
+        if !identity.addresses.iter().all(|address| self.may_have(host, Gid::from_ip(*address))) {
+            Arc::make_mut(&mut identity).addresses.clear();
+        }
         Some(Update::Party { network, gid, identity: Some(identity) })
     }
 
@@ -99,8 +103,6 @@ impl State {
         other: Option<Gid>,
         (vnic, labels): (String, Vec<(String, String)>),
     ) {
-        // An address that the host may not have would bring it what rules allow that one.
-        let other = other.filter(|other| self.may_have(id, *other));
         let addresses = other.map_or_else(Vec::new, |other| vec![address_of(gid), address_of(other)]);
         let identity = VnicIdentity { vnic, labels: labels.into_iter().collect(), addresses };
         let number = self.networks.get(&network).copied();

@@ -22,7 +22,10 @@ fn file() -> PeersFile {
         address: "192.0.2.1".parse().unwrap(),
         control_port: 4790,
         public_key: [1; KEY_BYTES],
-        prefixes: ["10.111.1.0/24", "10.111.16.0/20", "fd00::100/120"].map(|text| text.parse().unwrap()).into(),
+        prefixes: ["10.111.1.0/24", "10.111.16.0/20", "fd00::100/120"]
+            .map(|text| text.parse().unwrap())
+            .into_iter()
+            .collect(),
     };
     PeersFile {
         host: "h2".into(),

@@ -29,6 +29,8 @@ mod update;
 #[cfg(test)]
 mod identities_tests;
 #[cfg(test)]
+mod prefixes_tests;
+#[cfg(test)]
 mod seals_tests;
 #[cfg(test)]
 mod shards_tests;

@@ -97,7 +97,7 @@ mod tests {
                 address: "192.0.2.1".parse().unwrap(),
                 control_port: 4790,
                 public_key: [1; KEY_BYTES],
-                prefixes: vec!["10.0.0.0/8".parse().unwrap()],
+                prefixes: ["10.0.0.0/8".parse().unwrap()].into_iter().collect(),
             };
             let file = PeersFile {
                 host: "h2".into(),

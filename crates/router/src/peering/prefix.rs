@@ -43,6 +43,38 @@ impl Prefix {
     }
 }
 
+/// Prefixes of which no two overlap, to be looked up in.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Prefixes {
+    /// In order of their bits.
+    sorted: Vec<Prefix>,
+}
+
+impl Prefixes {
+    pub fn contains(&self, gid: Gid) -> bool {
+        let bits = u128::from_be_bytes(gid.0);
+        let after = self.sorted.partition_point(|prefix| prefix.bits <= bits);
+        after.checked_sub(1).is_some_and(|at| self.sorted[at].contains(gid))
+    }
+
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = Prefix> {
+        self.sorted.iter().copied()
+    }
+
+    /// Whether they have all addresses of others, of which each has its own prefixes, as a file names them.
+    pub fn has_all(&self, others: &Self) -> bool {
+        others.iter().all(|other| self.sorted.binary_search(&other).is_ok())
+    }
+}
+
+impl FromIterator<Prefix> for Prefixes {
+    fn from_iter<I: IntoIterator<Item = Prefix>>(prefixes: I) -> Self {
+        let mut sorted: Vec<Prefix> = prefixes.into_iter().collect();
+        sorted.sort_unstable();
+        Self { sorted }
+    }
+}
+
 fn mask(length: u8) -> u128 {
     u128::MAX.checked_shl(128 - u32::from(length)).unwrap_or(0)
 }

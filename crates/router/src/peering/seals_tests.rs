@@ -27,7 +27,7 @@ pub(super) fn file(sealed: bool) -> PeersFile {
             address: address(1),
             control_port: 4790,
             public_key: [1; KEY_BYTES],
-            prefixes: vec!["10.111.1.0/24".parse().unwrap()],
+            prefixes: ["10.111.1.0/24".parse().unwrap()].into_iter().collect(),
         }],
         external: Vec::new(),
         dscp: 0,

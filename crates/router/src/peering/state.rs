@@ -245,13 +245,18 @@ impl State {
     // The file.
 
     /// A peers file was read, at the start or again. Hosts that are as they were keep their
-    /// connections, unless this host itself has changed.
+    /// connections, unless this host itself has changed; also those that have other prefixes.
     pub fn handle_reload(&mut self, now: Instant, file: PeersFile) {
         let wire = |file: &PeersFile| (file.icrc, file.frames, file.sealed);
         let own = |file: &PeersFile| (file.host.clone(), file.address, file.control_port, wire(file));
         let same_own = own(&self.file) == own(&file);
+        let entries: BTreeMap<&str, &PeerEntry> = file.peers.iter().map(|entry| (entry.host.as_str(), entry)).collect();
         let going: Vec<HostId> = (self.hosts.iter())
-            .filter(|(_, host)| !same_own || !file.peers.contains(&host.entry))
+            .filter(|(_, host)| {
+                let is_there =
+                    entries.get(host.entry.host.as_str()).is_some_and(|entry| entry.is_same_host(&host.entry));
+                !same_own || !is_there
+            })
             .map(|(&id, _)| id)
             .collect();
         for id in going {
@@ -264,6 +269,7 @@ impl State {
                 continue;
             }
             let id = *self.numbers.entry(entry.host.clone()).or_insert(next);
+            self.change_prefixes(id, &entry);
             let phase = if self.file.host < entry.host { Phase::Waiting { until: now } } else { Phase::Down };
             self.hosts.entry(id).or_insert_with(|| Host {
                 entry,
@@ -283,6 +289,22 @@ impl State {
             });
         }
         self.give_settings();
+    }
+
+    /// A host that is known already may have addresses that it could not have before, or not others any more: what it
+    /// said of QPs with those is forgotten with all that it said of QPs.
+    fn change_prefixes(&mut self, id: HostId, entry: &PeerEntry) {
+        let Some(host) = self.hosts.get_mut(&id).filter(|host| host.entry.prefixes != entry.prefixes) else { return };
+        let has_lost = !entry.prefixes.has_all(&host.entry.prefixes);
+        host.entry = entry.clone();
+        let updates = self.claims.allow(id, &entry.prefixes, &self.networks);
+        self.update(updates);
+        if has_lost {
+            let owned = self.claims.owned(id, &self.networks);
+            let parties: Vec<Update> =
+                owned.into_iter().filter_map(|(network, gid)| self.party(id, network, gid)).collect();
+            self.outputs.extend(parties.into_iter().chain([Update::AskAgain { host: id }]).map(Output::Update));
+        }
     }
 
     fn remove_host(&mut self, now: Instant, id: HostId) {
@@ -565,15 +587,14 @@ impl State {
 
     /// Whether an address lies in a host's prefixes.
     pub(super) fn may_have(&self, id: HostId, gid: Gid) -> bool {
-        self.hosts.get(&id).is_some_and(|host| host.entry.prefixes.iter().any(|prefix| prefix.contains(gid)))
+        self.hosts.get(&id).is_some_and(|host| host.entry.prefixes.contains(gid))
     }
 
     fn claim(&mut self, id: HostId, subject: ClaimSubject, qpn: Option<Qpn>) {
         let Some(host) = self.hosts.get_mut(&id) else { return };
-        let claimed = match subject.check(&host.entry.prefixes, qpn) {
-            Ok(()) => self.claims.claim(id, subject.clone(), qpn, &self.networks),
-            Err(refusal) => Err(refusal),
-        };
+        let (claims, prefixes) = (&mut self.claims, &host.entry.prefixes);
+        let claimed =
+            subject.check(qpn).and_then(|()| claims.claim(id, (subject.clone(), qpn), prefixes, &self.networks));
         match claimed {
             Ok(update) => self.update(update),
             Err(refusal) => {

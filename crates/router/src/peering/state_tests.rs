@@ -1,5 +1,4 @@
 //! Two hosts' state machines, joined by a wire without sockets, under virtual time.
-use super::claims::{CLAIM_COUNT_MAX, ClaimSubject};
 use super::file::{KEY_BYTES, PeerEntry, PeersFile};
 use super::state::*;
 use super::update::{ExternalPeers, MadEnds, Settings, Update};
@@ -27,13 +26,13 @@ fn gid(text: &str) -> Gid {
 }
 
 /// Host number `own` of three.
-fn file(own: u8) -> PeersFile {
+pub(super) fn file(own: u8) -> PeersFile {
     let peers = (1..=3).filter(|&number| number != own).map(|number| PeerEntry {
         host: format!("h{number}"),
         address: format!("192.0.2.{number}").parse().unwrap(),
         control_port: 4790,
         public_key: [number; KEY_BYTES],
-        prefixes: vec![format!("10.111.{number}.0/24").parse().unwrap()],
+        prefixes: [format!("10.111.{number}.0/24").parse().unwrap()].into_iter().collect(),
     });
     PeersFile {
         host: format!("h{own}"),
@@ -56,11 +55,11 @@ fn only(own: u8, other: u8) -> PeersFile {
     file
 }
 
-fn address(network: &str, text: &str) -> PeerMessage {
+pub(super) fn address(network: &str, text: &str) -> PeerMessage {
     PeerMessage::Attach { network: network.into(), gid: gid(text) }
 }
 
-fn hello(host: &str, epoch: u64) -> PeerMessage {
+pub(super) fn hello(host: &str, epoch: u64) -> PeerMessage {
     greeting(host, epoch, PEER_PROTOCOL)
 }
 
@@ -80,13 +79,13 @@ fn info(text: &str) -> QpInfo {
 }
 
 /// One state machine; the test plays the other hosts.
-struct Solo {
-    state: State,
-    now: Instant,
+pub(super) struct Solo {
+    pub(super) state: State,
+    pub(super) now: Instant,
     sent: Vec<PeerMessage>,
     updates: Vec<Update>,
     dials: Vec<HostId>,
-    closed: Vec<ConnectionId>,
+    pub(super) closed: Vec<ConnectionId>,
     notes: Vec<Note>,
 }
 
@@ -94,7 +93,7 @@ const H: HostId = HostId(1);
 const C: ConnectionId = 50;
 
 impl Solo {
-    fn new(file: PeersFile) -> Self {
+    pub(super) fn new(file: PeersFile) -> Self {
         let now = Instant(1_000_000_000_000);
         let (sent, updates, dials, closed, notes) = Default::default();
         let mut solo = Self { state: State::new(now, file, 0xe0), now, sent, updates, dials, closed, notes };
@@ -118,7 +117,7 @@ impl Solo {
         self.says(connection, hello("h1", epoch));
     }
 
-    fn says(&mut self, connection: ConnectionId, message: PeerMessage) {
+    pub(super) fn says(&mut self, connection: ConnectionId, message: PeerMessage) {
         self.state.handle_message(self.now, connection, message, true);
         self.settle();
     }
@@ -141,7 +140,7 @@ impl Solo {
         }
     }
 
-    fn take_updates(&mut self) -> Vec<Update> {
+    pub(super) fn take_updates(&mut self) -> Vec<Update> {
         self.settle();
         std::mem::take(&mut self.updates)
     }
@@ -155,7 +154,7 @@ impl Solo {
     }
 }
 
-fn route(text: &str, host: Option<HostId>) -> Update {
+pub(super) fn route(text: &str, host: Option<HostId>) -> Update {
     Update::Route { network: DEFAULT, gid: gid(text), host }
 }
 
@@ -580,23 +579,6 @@ fn many_announcements_wait_for_room_and_changes_meanwhile_are_sent_once() {
     assert_eq!(detached, [&PeerMessage::Detach { network: "default".into(), gid: at(0) }]);
     assert_eq!(solo.sent.iter().filter(|m| **m == PeerMessage::Synced).count(), 1);
     assert_eq!(solo.sent.last(), Some(&PeerMessage::Synced));
-}
-
-#[test]
-fn a_host_can_announce_only_so_much() {
-    let mut claims = super::claims::Claims::default();
-    let networks = std::collections::BTreeMap::new();
-    let subject = |number: u32| ClaimSubject::Group {
-        network: "n".into(),
-        gid: Gid::from_ip(std::net::Ipv4Addr::from(number).into()),
-    };
-    for number in 0..CLAIM_COUNT_MAX as u32 {
-        assert_eq!(claims.claim(H, subject(number), None, &networks), Ok(None));
-    }
-    assert!(claims.claim(H, subject(u32::MAX), None, &networks).is_err());
-    assert_eq!(claims.claim(H, subject(0), None, &networks), Ok(None));
-    claims.release(H, &subject(0), &networks);
-    assert_eq!(claims.claim(H, subject(u32::MAX), None, &networks), Ok(None));
 }
 
 #[test]

@@ -39,6 +39,8 @@ pub enum Update {
     Peer { host: HostId, qpn: Qpn, info: Option<PeerInfo> },
     /// Nothing that the host said of its QPNs counts any more, nor that it was notified of ours.
     PeersGone { host: HostId },
+    /// The same of its QPNs alone: it has other prefixes. What is still needed must be asked for.
+    AskAgain { host: HostId },
     /// The host is out of the peers file, or has another public key there. `PeersGone` follows.
     Removed { host: HostId },
     /// The QPN by which a host's members of a multicast group are reached; `None`: it has none.

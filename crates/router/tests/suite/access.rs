@@ -42,6 +42,7 @@ pub fn table(rules: &[(&str, AccessRuleSpec)]) -> AccessTable {
         tenant: "default".into(),
         cidrs: vec!["10.111.0.0/16".into()],
         range: None,
+        floating: None,
         data_path: Default::default(),
         access: Access::Allow,
         external: Access::Allow,

@@ -73,7 +73,7 @@ impl Lab {
             address: self.address(host),
             control_port: PORT,
             public_key: self.keys[host].1,
-            prefixes: vec![format!("10.111.{host}.0/24").parse().unwrap()],
+            prefixes: [format!("10.111.{host}.0/24").parse().unwrap()].into_iter().collect(),
         });
         PeersFile {
             host: name(own),
@@ -520,7 +520,7 @@ impl WholeHost {
             .map(|peer| {
                 serde_json::json!({
                     "host": peer.host, "address": peer.address, "public_key": key_text(&peer.public_key),
-                    "prefixes": peer.prefixes.iter().map(ToString::to_string).collect::<Vec<_>>(),
+                    "prefixes": peer.prefixes.iter().map(|prefix| prefix.to_string()).collect::<Vec<_>>(),
                 })
             })
             .collect();

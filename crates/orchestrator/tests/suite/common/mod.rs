@@ -54,6 +54,11 @@ impl Host {
         results.unwrap_or_else(|refusal| panic!("{refusal}")).into_iter().map(|outcome| outcome.what).collect()
     }
 
+    /// As a cluster's objects.
+    pub fn apply_for_cluster(&mut self, values: &[Value]) -> Result<Vec<Outcome>, Reason> {
+        self.run(&Command::ApplyForCluster { objects: parsed(values) }).map_err(|refusal| refusal.reason)
+    }
+
     pub fn refused(&self, values: &[Value]) -> Refusal {
         self.state.plan(&Command::Apply { objects: parsed(values) }).expect_err("it is refused")
     }

@@ -127,6 +127,7 @@ impl Places {
             }
             Update::Peer { .. }
             | Update::PeersGone { .. }
+            | Update::AskAgain { .. }
             | Update::Removed { .. }
             | Update::Group { .. }
             | Update::Asked { .. }

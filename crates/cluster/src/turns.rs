@@ -1,0 +1,35 @@
+//! Parts with several writers: they take turns, by a serial number that each transaction writes on condition that it is
+//! as it was read. So each has seen all that came before.
+use crate::ClusterError;
+use crate::keys::SERIAL;
+use freeflow_etcd::EtcdStore;
+use freeflow_orchestrator::store::{Committed, Compare, Entry, Transaction, Write};
+use freeflow_orchestrator::{Revision, Store};
+
+/// etcd takes 128 operations at once, of which some are the store's.
+pub(crate) const WRITE_COUNT_MAX: usize = 100;
+
+pub(crate) fn serial_in(entries: &[Entry]) -> Option<Revision> {
+    entries.iter().find(|entry| entry.key == SERIAL).map(|entry| entry.modified)
+}
+
+/// Its revision is what counts.
+pub(crate) fn serial_write() -> Write {
+    Write { key: SERIAL.into(), value: Some(Vec::new()), lease: None }
+}
+
+/// Keys and their new values; `None`: no longer. False: somebody else was faster, and what he did comes as news.
+pub(crate) fn commit(
+    store: &mut EtcdStore,
+    writes: impl IntoIterator<Item = (String, Option<Vec<u8>>)>,
+    serial: Option<Revision>,
+) -> Result<bool, ClusterError> {
+    let write = |(key, value)| Write { key, value, lease: None };
+    let mut writes: Vec<Write> = writes.into_iter().map(write).collect();
+    if writes.is_empty() {
+        return Ok(true);
+    }
+    writes.push(serial_write());
+    let transaction = Transaction { compares: vec![Compare { key: SERIAL.into(), modified: serial }], writes };
+    Ok(matches!(store.commit(&transaction)?, Committed::Done(_)))
+}
