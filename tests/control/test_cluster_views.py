@@ -146,6 +146,27 @@ def test_containers_find_those_of_other_hosts_by_name(hosts, pair):
     hosts.wait("it is gone", lambda: addresses(one, "two") == [two.ip])
 
 
+def test_a_declared_vnic_is_shown_once_and_named_wherever_it_is(hosts, pair):
+    hosts.apply("apiVersion: freeflow.io/v1\nkind: Vnic\nmetadata: {name: database}\nspec: {network: red}\n")
+    hosts.wait_for_all()
+    for number in (3, 1):
+        host = hosts.host(number)
+        host.freeflow("run", "-d", "--wait", "--vnic", "database", "--name", f"user{number}", "--", "sleep", "infinity")
+
+        def rows():
+            items = json.loads(hosts.as_operator("get", "vnics", "-o", "json"))["items"]
+            return [item for item in items if item["metadata"]["name"] == "database"]
+        name = f"host{number}"
+        row = hosts.wait("the host that has it", lambda: len(rows()) == 1 and rows()[0] if rows()[0]["status"].get(
+            "container") and rows()[0]["status"]["host"] == name else None)
+        need(row["status"]["container"]["name"] == f"user{number}" and row["status"]["behind"] == [], f"{row}")
+        found = row["spec"]["addresses"][0]
+        hosts.wait("its names", lambda: addresses(pair[1], "database") == [found] == addresses(pair[1], f"user{number}"))
+        host.freeflow("rm", "-f", f"user{number}")
+    hosts.as_operator("delete", "vnic", "database")
+    hosts.wait("it is gone", lambda: addresses(pair[1], "database") == [])
+
+
 def ask(host, path):
     return Api(host).want(200, "GET", path, base="")
 
