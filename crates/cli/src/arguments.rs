@@ -1,6 +1,6 @@
 //! The command line. Its help texts are a checked-in list: `tests/help.txt`.
 
-use crate::arguments_control::{Apply, Cluster, Delete, Describe, Diff, Get, MoveVnic, Top};
+use crate::arguments_control::{AllHosts, Apply, Cluster, Delete, Describe, Diff, Get, MoveVnic, Top};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use std::str::FromStr;
     version,
     about = "Virtual RDMA NICs for containers; no RDMA hardware needed",
     after_help = "First steps:\n  freeflow up\n  freeflow run --name a -d -- ib_write_bw\n  \
-                  freeflow run -- ib_write_bw IP_OF_A\n  freeflow status",
+                  freeflow run -- ib_write_bw a\n  freeflow status",
     disable_help_subcommand = true,
     max_term_width = 100
 )]
@@ -77,14 +77,16 @@ pub enum Command {
     /// List containers
     Ps {
         /// Include stopped containers
-        #[arg(long, short)]
+        #[arg(long, short, conflicts_with = "all_hosts")]
         all: bool,
         /// List queue pairs instead: peers, and the path of their messages
-        #[arg(long, conflicts_with = "all")]
+        #[arg(long, conflicts_with_all = ["all", "all_hosts"])]
         qps: bool,
         /// List rdma_cm identifiers instead: listeners, connections, message counts
-        #[arg(long, conflicts_with_all = ["all", "qps"])]
+        #[arg(long, conflicts_with_all = ["all", "qps", "all_hosts"])]
         cm: bool,
+        #[command(flatten)]
+        hosts: AllHosts,
         #[command(flatten)]
         output: Output,
     },
@@ -318,6 +320,9 @@ pub struct Run {
     /// Let the container write the host's files
     #[arg(long)]
     pub share_host: bool,
+    /// Leave /etc/hosts as it is, without the names of the network's vNICs
+    #[arg(long)]
+    pub no_names: bool,
     /// Working directory [default: the caller's]
     #[arg(long = "workdir", short, value_name = "DIR")]
     pub working_directory: Option<PathBuf>,

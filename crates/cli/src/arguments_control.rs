@@ -44,8 +44,21 @@ pub struct OfCluster {
     pub cluster: Option<PathBuf>,
 }
 
+/// Of containers and their traffic: this host's, or all hosts'.
 #[derive(Debug, Args)]
-#[command(after_help = format!("All objects are changed together or none is. The same again changes nothing.\n\n{STATUSES}"))]
+pub struct AllHosts {
+    /// Of all hosts of a cluster, as each has last said
+    #[arg(long)]
+    pub all_hosts: bool,
+    /// The cluster's file [default: FREEFLOW_CLUSTER, or the one that this host follows by]
+    #[arg(long, value_name = "FILE", requires = "all_hosts")]
+    pub cluster: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = format!("All objects are changed together or none is. The same again changes nothing. Of a cluster more than 100 \
+                        objects are changed in parts, after all were checked; what then fails is said by name (exit \
+                        status 6).\n\n{STATUSES}"))]
 pub struct Apply {
     /// YAML or JSON: a file, a folder of files, or - for standard input; may be given several times
     #[arg(long = "file", short = 'f', required = true, value_name = "FILE")]
@@ -151,12 +164,17 @@ pub struct Top {
     /// End after so many rounds [default: 1 where it does not print to a terminal, else none]
     #[arg(long, short = 'n', value_name = "ROUNDS", value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: Option<u32>,
+    /// End after one round
+    #[arg(long, conflicts_with = "rounds")]
+    pub once: bool,
     /// Between two rounds
     #[arg(long, short, value_name = "SECONDS", default_value = "1", value_parser = parse_delay)]
     pub delay: Duration,
     /// Queue pairs too
-    #[arg(long)]
+    #[arg(long, conflicts_with = "all_hosts")]
     pub qps: bool,
+    #[command(flatten)]
+    pub hosts: AllHosts,
     /// Order of the rows
     #[arg(long, value_name = "COLUMN", default_value = "rate")]
     pub sort: TopSort,

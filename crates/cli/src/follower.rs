@@ -1,14 +1,16 @@
 //! The process that follows the cluster for a host: what is declared for all hosts it applies here, the other hosts it
 //! writes into the peers file, and it says how far it has come. The router enforces all of that, and goes on without
 //! it, and without etcd.
-use crate::cluster::{Claims, Directory, Memory, Own, note_problems, record};
+use crate::cluster::{Claims, Directory, Memory, Own, note_problems, note_state, record};
 use crate::control::api::{Api, BASE, encoded};
 use crate::failure::{Failure, Result, fail};
 use crate::output;
 use crate::peers;
+use crate::publisher::Publisher;
 use freeflow_cluster::mirror::{Target, Wanted, carry_out, own_objects, present_of};
 use freeflow_cluster::{
-    ClusterFile, Controller, Follow, Followed, HostRecord, Identity, News, PeersOf, Problem, Report, View, place_vnics,
+    ClusterFile, Controller, Follow, Followed, HostRecord, Identity, Named, News, Peer, PeersOf, Problem, Report, View,
+    named, place_vnics,
 };
 use freeflow_hostnet::run_dir::{RunDir, Settings};
 use freeflow_orchestrator::objects::{AnyObject, ObjectKind, parse_object};
@@ -78,6 +80,7 @@ struct Follower {
     api: Api,
     follow: Follow,
     report: Report,
+    publisher: Publisher,
     view: View,
     standing: Option<Standing>,
     /// Up to which revision all was carried out, and the ranges that the host has of networks.
@@ -94,11 +97,16 @@ struct Follower {
     /// Since when etcd does not answer, and why.
     behind: Option<(Instant, String)>,
     connected_at: Instant,
+    /// When it last did, by CLOCK_MONOTONIC.
+    heard_ns: u64,
     said: Vec<Problem>,
     /// The last that others were told.
     reported: Vec<Problem>,
-    /// All that is declared, as it was last carried out.
+    /// All that is declared, as it was last carried out, and the peers.
     declared: Option<State>,
+    believed: Vec<Peer>,
+    /// The version of others' vNICs that containers here have the names of, and those.
+    named: (Option<u64>, Option<Vec<Named>>),
     vnics: vnics::OwnVnics,
     claims: Claims,
 }
@@ -123,6 +131,10 @@ pub fn follow(run_dir: &RunDir) -> Result<()> {
     log(&format!("follows the cluster in {} as host {}", follower.file.etcd.join(","), follower.host));
     loop {
         follower.round();
+        if follower.behind.is_none() && follower.view.revision().0 != 0 {
+            follower.heard_ns = freeflow_shm::monotonic_ns();
+        }
+        note_state(run_dir, follower.heard_ns, follower.said.len());
         if !run_dir.path().exists() {
             fail!("the run directory is gone");
         }
@@ -173,6 +185,7 @@ impl Follower {
             declared: None,
             vnics: Default::default(),
             report: Report::start(&file, &settings.host)?,
+            publisher: Publisher::start(run_dir, &settings.host)?,
             view: View::new(&file.root),
             standing: None,
             carried: Default::default(),
@@ -185,7 +198,10 @@ impl Follower {
             whole_at: Instant::now(),
             behind: None,
             connected_at: Instant::now(),
+            heard_ns: freeflow_shm::monotonic_ns(),
             said: Vec::new(),
+            believed: Vec::new(),
+            named: Default::default(),
             file,
             record,
             directory,
@@ -231,7 +247,22 @@ impl Follower {
         let away = behind.map(|(_, why)| Problem::new(format!("etcd does not answer: {why}")));
         self.say(self.reported.iter().cloned().chain(away).collect());
         self.answer_claims();
+        self.name_others();
         self.control();
+    }
+
+    /// Others' vNICs have names here as far as their hosts are believed to have their addresses.
+    fn name_others(&mut self) {
+        let Some(declared) = &self.declared else { return };
+        let version = self.view.vnics_version();
+        if self.named.0.replace(version) == Some(version) {
+            return;
+        }
+        let others = named(&self.view, declared, &self.believed);
+        if self.named.1.as_ref() != Some(&others) {
+            self.named.1 = Some(others.clone());
+            self.publisher.name_others(others);
+        }
     }
 
     fn connect_anew(&mut self) {
@@ -346,6 +377,7 @@ impl Follower {
         problems.extend(peers.problems);
         self.declared = Some(declared);
         self.is_reload_due |= self.directory.write_peers(&own, &peers.peers)?;
+        (self.believed, self.named.0) = (peers.peers, None);
         if self.is_reload_due {
             peers::reload(&self.run_dir)?;
             self.is_reload_due = false;
@@ -399,6 +431,9 @@ impl Follower {
 
     /// For others to see.
     fn tell(&mut self) {
+        // Once its record is there, and of itself alone.
+        let own = self.standing.as_ref().filter(|standing| !standing.is_other);
+        self.publisher.speak(own.and_then(|standing| standing.before));
         let Some(standing) = &self.standing else { return };
         let (revision, ranges) = self.carried.clone();
         let release = env!("CARGO_PKG_VERSION").to_owned();
@@ -412,6 +447,11 @@ impl Follower {
     fn say(&mut self, mut problems: Vec<Problem>) {
         if let Some(error) = self.report.error() {
             problems.push(Problem::new(format!("can't say how far this host has come: {error}")));
+        } else if let Some(error) = self.publisher.error() {
+            problems.push(Problem::new(format!("can't say which vNICs this host has: {error}")));
+        }
+        if let Some(error) = self.publisher.names_error() {
+            problems.push(Problem::new(format!("can't write the names of vNICs: {error}")));
         }
         if problems == self.said {
             return;

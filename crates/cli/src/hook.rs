@@ -14,6 +14,7 @@
 //! distinguished.
 
 use crate::admin::{Admin, Presence};
+use crate::container_names;
 use crate::failure::{Context, Result, fail};
 use crate::fork::in_child;
 use crate::holders::{Holder, Holders};
@@ -100,6 +101,9 @@ pub fn create_runtime(run_dir: &RunDir, wanted: Wanted<'_>) -> Result<()> {
         .network(&vnic.network)
         .and_then(|network| Ok(bridges::ensure(run_dir, &network)?))
         .and_then(|bridge| equip(run_dir, &vnic, &bridge, process.pid, &root, &library));
+    if result.is_ok() {
+        container_names::add(run_dir, &mut admin, &vnic, &short_name(&state));
+    }
     if result.is_err() {
         ports::unplug(run_dir, &vnic.id);
         let _ = match wanted {
@@ -162,19 +166,25 @@ pub fn poststop(run_dir: &RunDir, wanted: Wanted<'_>) -> Result<()> {
         Presence::Absent => None,
         Presence::Unusable(failure) => return Err(failure),
     };
-    match wanted {
+    let had = match wanted {
         Wanted::Network(_) => {
             ports::unplug(run_dir, &state.id);
-            admin.map_or(Ok(()), |mut admin| admin.detach(&state.id))
+            admin.as_mut().map_or(Ok(()), |admin| admin.detach(&state.id))?;
+            Some((state.id.as_str(), false))
         }
         Wanted::Vnic(name) => {
             // Another container's, if this one was refused it.
-            if Holders::of(run_dir).release(name, &state.id, admin.as_mut())? {
+            let is_released = Holders::of(run_dir).release(name, &state.id, admin.as_mut())?;
+            if is_released {
                 ports::unplug(run_dir, name);
             }
-            Ok(())
+            is_released.then_some((name, true))
         }
+    };
+    if let Some((admin, (vnic, is_declared))) = admin.as_mut().zip(had) {
+        container_names::leave(run_dir, admin, vnic, is_declared);
     }
+    Ok(())
 }
 
 /// The process recorded with the vNIC of an engine's container; `None` for other vNICs.

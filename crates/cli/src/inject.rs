@@ -91,7 +91,7 @@ fn host_devices() -> Result<BTreeSet<(u32, u32)>> {
 }
 
 /// A detached copy that the container can't write to. A socket in it can still be connected to.
-fn protected(path: &Path) -> Result<OwnedFd> {
+pub fn protected(path: &Path) -> Result<OwnedFd> {
     let mount = detached(path)?;
     sys::protect_mount(mount.as_fd()).context(format!("can't make the mount of {} read-only", path.display()))?;
     Ok(mount)

@@ -1,6 +1,7 @@
 //! `freeflow stop`, `rm` and `logs`.
 
 use crate::admin::{Admin, Presence};
+use crate::container_names;
 use crate::failure::{Context, Failure, Result, fail};
 use crate::output;
 use crate::process::poll_readable;
@@ -94,7 +95,12 @@ pub fn end(run_dir: &RunDir, record: &Record, time: Option<Duration>) -> Result<
     if record.state != State::Exited || !record.is_declared {
         ports::unplug(run_dir, &record.id);
     }
-    Records::of(run_dir).reconcile(admin.as_mut())
+    let is_settled = Records::of(run_dir).reconcile(admin.as_mut())?;
+    // Its supervisor has done it otherwise.
+    if let Some(admin) = admin.as_mut().filter(|_| is_settled) {
+        container_names::update(run_dir, admin);
+    }
+    Ok(())
 }
 
 pub fn logs(run_dir: &RunDir, name: &str, follow: bool) -> Result<()> {

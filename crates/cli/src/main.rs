@@ -14,6 +14,7 @@ mod arguments_control;
 mod cgroup;
 mod cluster;
 mod cm;
+mod container_names;
 mod control;
 mod doctor;
 mod exec;
@@ -22,6 +23,7 @@ mod follower;
 mod fork;
 mod holders;
 mod hook;
+mod hosts_file;
 mod init;
 mod inject;
 mod inject_sysfs;
@@ -36,6 +38,7 @@ mod own_files;
 mod peers;
 mod ping;
 mod process;
+mod publisher;
 mod qps;
 mod record;
 mod router;
@@ -49,7 +52,7 @@ mod up;
 mod view;
 mod wire;
 
-use arguments::{Arguments, Command, LabAction, Network, Peers, Stage};
+use arguments::{Arguments, Command, Format, LabAction, Network, Peers, Stage};
 use arguments_control::Cluster;
 use clap::Parser;
 use failure::{EXIT_RUN_FAILED, Failure, Result};
@@ -76,6 +79,7 @@ fn dispatch(arguments: Arguments) -> Result<i32> {
     }
     let needs_nothing = match &arguments.command {
         Command::Doctor { .. } | Command::Version | Command::Peers(Peers::Key { .. }) | Command::Move(_) => true,
+        Command::Ps { hosts, .. } => hosts.all_hosts,
         Command::Cluster(action) => !matches!(action, Cluster::Follow),
         _ => false,
     };
@@ -94,6 +98,9 @@ fn dispatch(arguments: Arguments) -> Result<i32> {
         Command::Stop { time, names } => lifecycle::stop(&run_dir, &names, Duration::from_secs(time))?,
         Command::Rm { force, names } => lifecycle::remove(&run_dir, &names, force)?,
         Command::Logs { follow, name } => lifecycle::logs(&run_dir, &name, follow)?,
+        Command::Ps { hosts, output, .. } if hosts.all_hosts => {
+            control::containers(&run_dir, &hosts, output.format == Format::Json)?;
+        }
         Command::Ps { cm: true, output, .. } => cm::list(&run_dir, output.format)?,
         Command::Ps { qps: true, output, .. } => qps::list(&run_dir, output.format)?,
         Command::Ps { all, output, .. } => show::containers(&run_dir, all, output.format)?,

@@ -2,6 +2,7 @@
 //! come or gone, and for a container.
 
 use crate::admin::{Admin, Presence};
+use crate::container_names;
 use crate::failure::{Failure, Result};
 use crate::inject_sysfs::name_interface;
 use crate::{output, sys, tools};
@@ -12,7 +13,7 @@ use freeflow_hostnet::run_dir::RunDir;
 use freeflow_protocol::admin::VnicStatus;
 use std::path::Path;
 
-/// The CDI file, interfaces and bridges that nobody needs. A caller who may not do this leaves it
+/// The CDI file, interfaces and bridges that nobody needs, names of vNICs. A caller who may not do this leaves it
 /// to the router, whose reconciler does it, too.
 pub fn reconcile_host(run_dir: &RunDir) {
     if !sys::is_privileged() || run_dir.enter_network().is_err() {
@@ -24,6 +25,7 @@ pub fn reconcile_host(run_dir: &RunDir) {
     if let Err(failure) = done {
         output::complaint(explain(&failure));
     }
+    container_names::update_if_up(run_dir);
 }
 
 /// The vNICs before the networks: a network has begun before its vNICs.

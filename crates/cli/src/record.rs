@@ -176,9 +176,10 @@ impl Records {
     }
 
     /// Settles what dead supervisors left behind: ends what remains of their containers, frees their vNICs, corrects
-    /// their records. Without a router the vNICs are left for the next `freeflow up`.
-    pub fn reconcile(&self, mut admin: Option<&mut Admin>) -> Result<()> {
+    /// their records. Without a router the vNICs are left for the next `freeflow up`. Whether there was anything.
+    pub fn reconcile(&self, mut admin: Option<&mut Admin>) -> Result<bool> {
         let holders = Holders::of(&self.run_dir);
+        let mut is_settled = holders.list().iter().any(|holder| !holder.process.is_alive());
         // Where nothing was ever brought up there is nothing to lock either.
         if !holders.list().is_empty() {
             let _lock = self.lock()?;
@@ -201,6 +202,7 @@ impl Records {
             if let Some(admin) = admin.as_deref_mut() {
                 record.leave_vnic(admin)?;
             }
+            is_settled = true;
             if record.remove || record.state == State::Created {
                 self.remove_locked(&record.name, &record.id);
                 continue;
@@ -211,7 +213,7 @@ impl Records {
             record.finished_s = Some(now_s());
             self.write(&record)?;
         }
-        Ok(())
+        Ok(is_settled)
     }
 }
 

@@ -45,6 +45,7 @@ fn plan(arguments: Run) -> Result<Plan> {
         detached: arguments.detach,
         remove: arguments.rm,
         share_host: arguments.share_host,
+        with_names: !arguments.no_names,
         volumes: arguments.volumes.iter().map(|text| parse_volume(text)).collect::<Result<_>>()?,
         program: Program {
             command: arguments.command,

@@ -4,6 +4,7 @@ use crate::admin::{Admin, Presence};
 use crate::arguments::Format;
 use crate::cluster;
 use crate::cm;
+use crate::container_names;
 use crate::failure::Result;
 use crate::holders::Holders;
 use crate::output;
@@ -223,7 +224,11 @@ pub fn list(run_dir: &RunDir, all: bool) -> Result<Vec<Container>> {
         Admin::connect(run_dir)?;
     }
     let records = Records::of(run_dir);
-    records.reconcile(admin.as_mut())?;
+    if records.reconcile(admin.as_mut())?
+        && let Some(admin) = &mut admin
+    {
+        container_names::update(run_dir, admin);
+    }
     let mut containers: Vec<Container> =
         records.list().into_iter().filter(|record| all || record.state != State::Exited).map(Container::from).collect();
     if let Some(admin) = &mut admin {

@@ -2,6 +2,7 @@
 
 use crate::admin::Admin;
 use crate::cluster::{Claimed, announce, claim};
+use crate::container_names;
 use crate::failure::{Context, EXIT_RUN_FAILED, Failure, Result, fail};
 use crate::init::{self, GO, Program, Report};
 use crate::names;
@@ -41,6 +42,8 @@ pub struct Plan {
     pub remove: bool,
     pub volumes: Vec<Volume>,
     pub share_host: bool,
+    /// The container has the names of its network.
+    pub with_names: bool,
     pub program: Program,
     pub library: PathBuf,
 }
@@ -77,6 +80,7 @@ pub fn supervise(run_dir: &RunDir, plan: &Plan, started: impl FnOnce(&str)) -> R
         }
         Err(failure) => {
             let _ = record.leave_vnic(&mut admin);
+            container_names::leave(run_dir, &mut admin, &record.id, record.is_declared);
             ports::unplug(run_dir, &record.id);
             records.remove(&record.name, &record.id)?;
             Err(failure.or_code(EXIT_RUN_FAILED))
@@ -149,7 +153,10 @@ fn start(
     let bridge = bridges::ensure(run_dir, &network)?;
     record.network = vnic.network.clone();
     (record.ip, record.ip6) = (Some(vnic.address), vnic.address6);
+    container_names::add(run_dir, admin, &vnic, &record.name);
+    let names = Some(container_names::file(run_dir, &vnic.network)).filter(|file| plan.with_names && file.exists());
     let view = View {
+        names,
         hostname: record.name.clone(),
         vnic_directory: PathBuf::from(&vnic.directory),
         library: plan.library.clone(),
@@ -324,10 +331,14 @@ pub fn watch(running: &Running, signals: &Signals) -> i32 {
 
 /// Frees what the container used. A router that is away is no obstacle: `freeflow up` settles the rest.
 fn finish(run_dir: &RunDir, records: &Records, mut record: Record, code: i32) -> Result<()> {
-    if let Ok(mut admin) = Admin::connect(run_dir) {
-        let _ = record.leave_vnic(&mut admin);
+    let mut admin = Admin::connect(run_dir).ok();
+    if let Some(admin) = &mut admin {
+        let _ = record.leave_vnic(admin);
     }
     ports::unplug(run_dir, &record.id);
+    if let Some(admin) = &mut admin {
+        container_names::leave(run_dir, admin, &record.id, record.is_declared);
+    }
     if record.remove {
         return records.remove(&record.name, &record.id);
     }

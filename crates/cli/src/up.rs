@@ -6,7 +6,7 @@ use crate::failure::{Context, Failure, Result, fail};
 use crate::holders::Holders;
 use crate::process::Process;
 use crate::record::{Record, Records};
-use crate::{cgroup, cluster, hook, lifecycle, networks, output, router, tools};
+use crate::{cgroup, cluster, container_names, hook, lifecycle, networks, output, router, tools};
 use freeflow_cluster::is_host_name;
 use freeflow_hostnet::addresses::{self, InterfaceAddress};
 use freeflow_hostnet::cdi::{self, Devices};
@@ -103,6 +103,7 @@ fn start(run_dir: &RunDir, arguments: &Up) -> Result<Started> {
     }
     bridges::refresh(run_dir, || Ok(admin.networks()?))?;
     let lost = reconcile(run_dir, &mut admin)?;
+    container_names::update(run_dir, &mut admin);
     let networks = {
         let _lock = bridges::lock(run_dir)?;
         let inventory = networks::inventory(&mut admin)?;
@@ -606,6 +607,7 @@ fn clean(run_dir: &RunDir, records: &Records) -> Result<()> {
     for name in ["admin.sock", "api.sock", "router.pid", "state.redb", "up.json"] {
         let _ = fs::remove_file(run_dir.path().join(name));
     }
+    container_names::remove(run_dir);
     let _ = fs::remove_dir_all(run_dir.path().join("cluster"));
     let _ = fs::remove_dir_all(run_dir.vnics());
     let _ = fs::remove_dir_all(run_dir.holders());

@@ -1,12 +1,12 @@
 //! View of a `freeflow run` container: the host's root file system with its own `/proc`, `/sys`,
 //! `/dev`, hostname and capabilities, its vNIC at `/run/freeflow` and in `/sys/class`, the drop-in
-//! library, and none of the run directories of the machine.
+//! library, names of its network at `/etc/hosts`, and none of the run directories of the machine.
 //!
 //! It is a light container: it reads the host's files, and what it writes is its own (see
 //! `own_files`) unless it shares them.
 
 use crate::failure::{Context, Result};
-use crate::inject::{Root, Sources, VNIC_DIRECTORY, detached_recursive, mount_onto};
+use crate::inject::{Root, Sources, VNIC_DIRECTORY, detached_recursive, mount_onto, protected};
 use crate::own_files;
 use freeflow_hostnet::cdi::VERBS_DEVICE;
 use rustix::fs::{CWD, Mode, OFlags, open};
@@ -33,6 +33,8 @@ pub struct Volume {
 #[derive(Clone, Debug)]
 pub struct View {
     pub hostname: String,
+    /// The hosts file of the container's network.
+    pub names: Option<PathBuf>,
     pub vnic_directory: PathBuf,
     pub library: PathBuf,
     pub volumes: Vec<Volume>,
@@ -81,6 +83,7 @@ impl View {
         let sources = Sources::open(&self.vnic_directory, &self.library)?;
         let volumes = self.open_volumes()?;
         let devices = open_devices()?;
+        let names = self.names.as_deref().map(protected).transpose()?;
         if !self.share_host {
             own_files::enter(&self.scratch, &self.hidden)?;
         }
@@ -96,11 +99,27 @@ impl View {
         }
         fs::create_dir_all(Path::new("/").join(VNIC_DIRECTORY)).context("can't make /run/freeflow")?;
         root.mount_vnic(&sources)?;
+        if let Some(names) = names {
+            self.mount_names(&root, &names)?;
+        }
         for (volume, source) in self.volumes.iter().zip(&volumes) {
             mount_volume(volume, source)?;
         }
         rustix::system::sethostname(self.hostname.as_bytes()).context("can't set the host name")?;
         Ok(replaced)
+    }
+
+    /// A place for it is made where nobody else sees that.
+    fn mount_names(&self, root: &Root, names: &OwnedFd) -> Result<()> {
+        let hosts_file = Path::new("/etc/hosts");
+        if !hosts_file.exists() {
+            if self.share_host {
+                return Ok(());
+            }
+            fs::create_dir_all("/etc").and_then(|()| fs::File::create(hosts_file).map(drop)).context("/etc/hosts")?;
+        }
+        let target = root.resolve(hosts_file, OFlags::empty()).context("/etc/hosts")?;
+        mount_onto(names, &target).context("can't put the names of the network at /etc/hosts")
     }
 
     fn open_volumes(&self) -> Result<Vec<OwnedFd>> {

@@ -6,6 +6,8 @@ const DATA: &str = "data/";
 pub(crate) const IDENTITY: &str = "identity";
 pub(crate) const RECORD: &str = "record";
 pub(crate) const FOLLOWED: &str = "followed";
+/// Before the number of a part.
+const VNICS: &str = "vnics/";
 /// Written by each transaction of a part that has several writers, on condition that nobody else has: so they take
 /// turns, and each has seen all that came before.
 pub(crate) const SERIAL: &str = "serial";
@@ -25,6 +27,11 @@ pub(crate) enum Meaning<'a> {
     DeclaredSerial,
     Record(&'a str),
     Followed(&'a str),
+    /// A part of what a host says of its vNICs.
+    Vnics {
+        host: &'a str,
+        part: &'a str,
+    },
     Block {
         network: &'a str,
         host: &'a str,
@@ -76,7 +83,7 @@ impl Keys {
             return match rest.strip_prefix(DATA)? {
                 RECORD => Some(Meaning::Record(host)),
                 FOLLOWED => Some(Meaning::Followed(host)),
-                _ => None,
+                other => other.strip_prefix(VNICS).map(|part| Meaning::Vnics { host, part }),
             };
         }
         let data = rest.strip_prefix(DATA)?;
@@ -89,6 +96,11 @@ impl Keys {
             _ => None,
         }
     }
+}
+
+/// Of a part of what a host says of its vNICs.
+pub(crate) fn vnics_key(part: usize) -> String {
+    format!("{VNICS}{part}")
 }
 
 pub(crate) fn block_key(network: &str, host: &str) -> String {
@@ -112,6 +124,8 @@ mod tests {
             ("/freeflow/declared/receipts/1/2", None),
             ("/freeflow/hosts/h1/data/record", Some(Meaning::Record("h1"))),
             ("/freeflow/hosts/h1/data/followed", Some(Meaning::Followed("h1"))),
+            ("/freeflow/hosts/h1/data/vnics/0", Some(Meaning::Vnics { host: "h1", part: "0" })),
+            ("/freeflow/hosts/h1/data/other", None),
             ("/freeflow/hosts/h1/receipts/x", None),
             ("/freeflow/blocks/data/red/h1", Some(Meaning::Block { network: "red", host: "h1" })),
             ("/freeflow/blocks/data/serial", None),

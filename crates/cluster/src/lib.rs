@@ -11,7 +11,7 @@
 //! |---|---|---|
 //! | `cluster/` | an operator, once | [`Identity`] |
 //! | `declared/` | operators | objects, as one host's store has them |
-//! | `hosts/NAME/` | that host | [`HostRecord`], [`Followed`] |
+//! | `hosts/NAME/` | that host | [`HostRecord`], [`Followed`], [`HostVnics`] |
 //! | `blocks/` | controllers | a range of addresses by network and host |
 //! | `places/` | controllers, operators | the host of each declared vNIC: [`Place`] |
 //!
@@ -25,23 +25,29 @@
 mod blocks;
 mod file;
 mod follow;
+mod in_parts;
 mod keys;
 pub mod mirror;
+mod named;
 mod operator;
 mod peers;
 mod places;
 mod records;
 mod turns;
 mod view;
+mod vnics;
 
 pub use blocks::{Controller, block_prefix, floating_part};
 pub use file::{ClusterFile, DEFAULT_ROOT, Wire};
 pub use follow::{Follow, HEARTBEAT, Report, Waker};
+pub use in_parts::Partly;
+pub use named::{Named, named};
 pub use operator::Operator;
 pub use peers::{Peer, PeersOf};
 pub use places::{ClaimsOf, Move, due_places, place_vnics};
 pub use records::{Followed, Held, HostRecord, Identity, Place, Problem, RefusedClaims, is_host_name};
 pub use view::{Places, View};
+pub use vnics::{HostContainer, HostTraffic, HostVnic, HostVnics, VnicsWriter};
 
 pub use freeflow_etcd::News;
 
@@ -63,6 +69,9 @@ pub enum ClusterError {
     /// The rules of the declaration forbid it.
     #[error("{0}")]
     Refused(Box<Refusal>),
+    /// Some of many objects are declared.
+    #[error("{0}")]
+    Partly(Box<Partly>),
     /// etcd did not do it.
     #[error("{0}")]
     Store(#[from] StoreError),

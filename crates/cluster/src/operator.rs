@@ -3,12 +3,14 @@ use crate::ClusterError;
 use crate::blocks::{Controller, floating_part};
 use crate::file::ClusterFile;
 use crate::follow::Follow;
-use crate::keys::{FOLLOWED, IDENTITY, RECORD, SERIAL};
+use crate::in_parts::{Name, Partly, checked_parts, is_many, name_of};
+use crate::keys::{FOLLOWED, IDENTITY, RECORD, SERIAL, vnics_key};
 use crate::peers::own_ranges;
 use crate::places::{self, Move, holder_of, move_vnic};
 use crate::records::{Identity, VERSION, now_s};
 use crate::turns::{serial_in, serial_write};
 use crate::view::{View, places_in, state_of};
+use crate::vnics::VNICS_PART_COUNT;
 use freeflow_etcd::{EtcdStore, News};
 use freeflow_orchestrator::objects::{AnyObject, ObjectKind};
 use freeflow_orchestrator::store::{Committed, Compare, Listing, StoreError, Transaction, Write};
@@ -16,6 +18,7 @@ use freeflow_orchestrator::{
     CLUSTER_KINDS, Change, Cidr, Command, DEFAULT_NETWORK, Outcome, Pool, Reason, Refusal, Revision, State, Store,
     is_clusters,
 };
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Others may change what is declared at the same time: so often it is begun anew.
@@ -89,8 +92,66 @@ impl Operator {
     /// Does a command for all hosts, or says what it would come to. What objects were, or are then, and the revision.
     ///
     /// # Errors
-    /// `Refused`; or etcd did not do it.
+    /// `Refused`; or etcd did not do it. `Partly`: of many objects.
     pub fn change(&mut self, command: &Command, dry_run: bool) -> Result<(Revision, Vec<Outcome>), ClusterError> {
+        match command {
+            Command::Apply { objects } | Command::ApplyForCluster { objects } if !dry_run && is_many(objects) => {
+                self.apply_in_parts(objects)
+            }
+            _ => self.change_at_once(command, dry_run),
+        }
+    }
+
+    /// All that is declared, and the results of declaring these besides; nothing is changed.
+    fn planned(&self, objects: &[AnyObject]) -> Result<(State, Vec<Outcome>), ClusterError> {
+        let command = Command::Apply { objects: objects.to_vec() };
+        check(&command)?;
+        let state = state_of(self.listing()?.0)?;
+        let results = state.plan(&for_cluster(&state, &command))?.results;
+        self.check_networks(&state, &results)?;
+        self.check_vnics(&results)?;
+        Ok((state, results))
+    }
+
+    /// Of objects that are too many for one transaction.
+    fn apply_in_parts(&mut self, objects: &[AnyObject]) -> Result<(Revision, Vec<Outcome>), ClusterError> {
+        let (state, mut results) = self.planned(objects)?;
+        let mut revision = state.revision();
+        let plan = |state: &State, objects: &[AnyObject]| {
+            state.plan(&for_cluster(state, &Command::Apply { objects: objects.to_vec() }))
+        };
+        let parts = checked_parts(state, objects, &results, plan)?;
+        let mut done = BTreeMap::<Name, Outcome>::new();
+        for (number, part) in parts.iter().enumerate() {
+            match self.change_at_once(&Command::Apply { objects: part.clone() }, false) {
+                Ok((at, outcomes)) => {
+                    revision = at;
+                    done.extend(outcomes.into_iter().map(|outcome| ((outcome.kind, outcome.name.clone()), outcome)));
+                }
+                Err(why) if number == 0 && !is_doubtful(&why) => return Err(why),
+                Err(why) => {
+                    let doubtful = if is_doubtful(&why) { part.as_slice() } else { &[] };
+                    let after = parts[number + 1..].iter().flatten();
+                    let left = if doubtful.is_empty() { part.as_slice() } else { &[] };
+                    return Err(ClusterError::Partly(Box::new(Partly {
+                        done: done.into_keys().collect(),
+                        doubtful: doubtful.iter().map(name_of).collect(),
+                        left: left.iter().chain(after).map(name_of).collect(),
+                        why: why.to_string(),
+                    })));
+                }
+            }
+        }
+        for outcome in &mut results {
+            if let Some(done) = done.remove(&(outcome.kind, outcome.name.clone())) {
+                *outcome = done;
+            }
+        }
+        Ok((revision, results))
+    }
+
+    /// In one transaction.
+    fn change_at_once(&mut self, command: &Command, dry_run: bool) -> Result<(Revision, Vec<Outcome>), ClusterError> {
         check(command)?;
         for _ in 0..ATTEMPT_COUNT {
             let (listing, serial) = self.listing()?;
@@ -109,7 +170,7 @@ impl Operator {
             let committed = self.store.commit(&transaction).map_err(|error| match error {
                 StoreError::TooLarge(why) => ClusterError::from(Refusal::new(
                     Reason::Exhausted,
-                    format!("{why}: declare fewer objects at once, about 100 as etcd is by default"),
+                    format!("{why}: etcd takes less than it does by default, 128 operations and 1.5 MiB at once"),
                 )),
                 other => other.into(),
             })?;
@@ -231,8 +292,8 @@ impl Operator {
         let mut store = self.file.store(&self.file.keys().host(name))?;
         let present: Vec<String> = store.list("", None)?.entries.into_iter().map(|entry| entry.key).collect();
         let delete = |key: &str| Write { key: key.into(), value: None, lease: None };
-        let writes: Vec<Write> =
-            [RECORD, FOLLOWED].into_iter().filter(|key| present.iter().any(|there| there == key)).map(delete).collect();
+        let own = [RECORD, FOLLOWED].into_iter().map(str::to_owned).chain((0..VNICS_PART_COUNT).map(vnics_key));
+        let writes: Vec<Write> = own.filter(|key| present.contains(key)).map(|key| delete(&key)).collect();
         if !writes.is_empty() {
             store.commit(&Transaction { compares: Vec::new(), writes })?;
         }
@@ -243,6 +304,11 @@ impl Operator {
         }
         Ok(blocks)
     }
+}
+
+/// It may have been done, or be done yet.
+fn is_doubtful(error: &ClusterError) -> bool {
+    matches!(error, ClusterError::Store(StoreError::Unknown(_)))
 }
 
 fn identity_in(file: &ClusterFile, store: &EtcdStore) -> Result<Identity, ClusterError> {

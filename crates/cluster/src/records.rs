@@ -178,14 +178,21 @@ pub fn is_host_name(name: &str) -> bool {
     name_is_good(name) && name.len() <= HOST_NAME_BYTES_MAX
 }
 
+/// So many letters of a text of somebody else's, none of which does anything to a terminal.
+pub(crate) fn harmless(text: &str, count_max: usize) -> String {
+    text.chars().take(count_max).map(|letter| if letter.is_control() { '?' } else { letter }).collect()
+}
+
 impl Followed {
+    /// Seconds since it was said, by the clocks here and there.
+    pub fn age_s(&self) -> u64 {
+        now_s().saturating_sub(self.at_s)
+    }
+
     /// A host says what it likes; this much is kept, and harms no terminal.
     pub(crate) fn bounded(mut self) -> Self {
         self.problems.truncate(PROBLEM_COUNT_MAX);
-        let bounded = |text: &str| -> String {
-            let harmless = |letter: char| if letter.is_control() { '?' } else { letter };
-            text.chars().take(PROBLEM_CHARS_MAX).map(harmless).collect()
-        };
+        let bounded = |text: &str| harmless(text, PROBLEM_CHARS_MAX);
         for problem in &mut self.problems {
             problem.message = bounded(&problem.message);
             problem.kind = problem.kind.as_deref().map(bounded);

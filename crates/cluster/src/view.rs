@@ -2,8 +2,9 @@
 use crate::ClusterError;
 use crate::keys::{Keys, Meaning};
 use crate::records::{Followed, HostRecord, Identity, Place, is_host_name};
+use crate::vnics::{HostVnics, VNICS_PART_COUNT};
 use freeflow_etcd::News;
-use freeflow_orchestrator::store::{Entry, Listing};
+use freeflow_orchestrator::store::{Entry, Listing, VALUE_BYTES_MAX};
 use freeflow_orchestrator::{KEY_PREFIX, Pool, Revision, State};
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
@@ -26,6 +27,11 @@ pub struct View {
     /// With the revision at which each record was last written.
     hosts: BTreeMap<String, (Revision, HostRecord)>,
     followed: BTreeMap<String, Followed>,
+    vnics: BTreeMap<String, HostVnics>,
+    /// Of which those are put together, by host and number.
+    vnics_parts: BTreeMap<(String, usize), HostVnics>,
+    /// Counts the changes of those.
+    vnics_version: u64,
     /// By network and host.
     blocks: BTreeMap<(String, String), Pool>,
     places: Places,
@@ -86,12 +92,16 @@ impl View {
             declared: BTreeMap::new(),
             hosts: BTreeMap::new(),
             followed: BTreeMap::new(),
+            vnics: BTreeMap::new(),
+            vnics_parts: BTreeMap::new(),
+            vnics_version: 0,
             blocks: BTreeMap::new(),
             places: Places::new(),
         }
     }
 
-    /// Takes news in. Whether a host has anything to do for them: how far others have followed does not concern it.
+    /// Takes news in. Whether a host has anything to do for them: how far others have followed, and their vNICs, do not
+    /// concern it.
     pub fn take(&mut self, news: News) -> bool {
         self.take_at(news, Instant::now())
     }
@@ -100,8 +110,8 @@ impl View {
     pub fn take_at(&mut self, news: News, now: Instant) -> bool {
         match news {
             News::Listed(revision, entries) => {
-                *self = Self::new(self.keys.root());
-                self.revision = revision;
+                let vnics_version = self.vnics_version + 1;
+                *self = Self { revision, vnics_version, ..Self::new(self.keys.root()) };
                 for entry in entries {
                     self.change(&entry.key.clone(), Some(entry), now);
                 }
@@ -146,6 +156,10 @@ impl View {
                 put(&mut self.followed, host.to_owned(), value(entry.as_ref()).map(Followed::bounded));
                 false
             }
+            Some(Meaning::Vnics { host, part }) => {
+                self.take_vnics(host, part, entry.as_ref());
+                false
+            }
             Some(Meaning::OfVnic(vnic)) => {
                 let place = entry.as_ref().and_then(|entry| Some((entry.modified, place_in(entry)?)));
                 put(&mut self.places, vnic.to_owned(), place)
@@ -154,6 +168,22 @@ impl View {
                 let block = entry.as_ref().and_then(block_in);
                 put(&mut self.blocks, (network.to_owned(), host.to_owned()), block)
             }
+        }
+    }
+
+    fn take_vnics(&mut self, host: &str, part: &str, entry: Option<&Entry>) {
+        let Some(part) = part.parse().ok().filter(|part| *part < VNICS_PART_COUNT && is_host_name(host)) else {
+            return;
+        };
+        // A host may write longer ones than it should.
+        let entry = entry.filter(|entry| entry.value.len() <= VALUE_BYTES_MAX);
+        if put(&mut self.vnics_parts, (host.to_owned(), part), value(entry)) {
+            let first = (host.to_owned(), 0);
+            let parts = self.vnics_parts.range(first..).take_while(|((of, _), _)| of == host).map(|(_, part)| part);
+            let (joined, before) = (HostVnics::joined(parts), self.vnics.get(host));
+            let is_same = joined.as_ref().zip(before).is_some_and(|(one, other)| one.is_same(other));
+            put(&mut self.vnics, host.to_owned(), joined);
+            self.vnics_version += u64::from(!is_same);
         }
     }
 
@@ -195,6 +225,16 @@ impl View {
     /// How far each has followed.
     pub fn followed(&self) -> &BTreeMap<String, Followed> {
         &self.followed
+    }
+
+    /// The vNICs of each, as it says.
+    pub fn vnics(&self) -> &BTreeMap<String, HostVnics> {
+        &self.vnics
+    }
+
+    /// Another number once any host has other vNICs than before, whatever they do.
+    pub fn vnics_version(&self) -> u64 {
+        self.vnics_version
     }
 
     /// By network and host.

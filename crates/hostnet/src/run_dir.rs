@@ -2,7 +2,7 @@
 //!
 //! `RUN_DIR/`: `admin.sock`, `router.pid`, `router.log`, `state.redb`, `vnics/ID/router.sock` (the
 //! router's); `up.json`, `up.lock`, `bridges.lock`, `containers/NAME.json`, `holders/VNIC.json`,
-//! `logs/NAME.log` (this command's); `netns` where the host has a network namespace of its own (a
+//! `logs/NAME.log`, `names/NETWORK` (this command's); `netns` where the host has a network namespace of its own (a
 //! lab's); `labs/NAME/`, see `lab`.
 
 use crate::error::{Context, Error, Result, fail};

@@ -1,17 +1,27 @@
 //! The requests of `apply`, `get`, `describe`, `diff` and `delete`, answered from etcd: for all hosts of a cluster,
 //! with the credential of the caller. The answers are those of a router's API.
+use super::views;
 use crate::control::api::{Answer, BASE, Cause, Details, Refusal, Trouble};
 use crate::failure::{Failure, Result};
-use freeflow_cluster::{ClusterFile, Operator, View};
+use crate::output;
+use freeflow_cluster::{ClusterFile, Follow, News, Operator, View};
 use freeflow_orchestrator::objects::{AnyObject, Invalid, ObjectKind, parse_object};
 use freeflow_orchestrator::{Command, Outcome, Reason, Revision, State};
 use hyper::Method;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::Duration;
+
+/// Longest wait for news; then it is waited on.
+const NEWS_TIME: Duration = Duration::from_secs(60);
 
 /// The objects that are declared for all hosts.
 pub struct ClusterApi {
+    file: ClusterFile,
     operator: Operator,
+    /// The list that was answered last, from which a watch goes on.
+    listed: Vec<Value>,
 }
 
 impl From<freeflow_orchestrator::Refusal> for Refusal {
@@ -88,7 +98,8 @@ fn shown(object: &AnyObject, view: &View) -> Value {
 
 impl ClusterApi {
     pub fn open(path: &Path) -> Result<Self> {
-        Ok(Self { operator: Operator::open(&ClusterFile::read(path)?)? })
+        let file = ClusterFile::read(path)?;
+        Ok(Self { operator: Operator::open(&file)?, file, listed: Vec::new() })
     }
 
     pub fn answer(&mut self, method: &Method, path: &str, body: Option<&Value>) -> Answer<Value> {
@@ -137,16 +148,140 @@ impl ClusterApi {
         Ok((view, declared))
     }
 
-    fn list(&self, kind: ObjectKind) -> Answer<Value> {
-        let (view, declared) = self.read()?;
-        let items: Vec<Value> = declared.objects(kind).map(|object| shown(&object, &view)).collect();
+    fn list(&mut self, kind: ObjectKind) -> Answer<Value> {
+        let view = self.operator.view()?;
+        let items = items(kind, &view)?;
+        self.listed.clone_from(&items);
         Ok(json!({"apiVersion": "freeflow.io/v1", "kind": format!("{kind}List"),
             "metadata": {"resourceVersion": view.revision()}, "items": items}))
     }
 
     fn get(&self, kind: ObjectKind, name: &str) -> Answer<Value> {
         let (view, declared) = self.read()?;
-        let object = declared.object(kind, name).ok_or_else(|| not_found(kind, name))?;
-        Ok(shown(&object, &view))
+        let declared: Vec<AnyObject> = declared.object(kind, name).into_iter().collect();
+        let mut found = merged(kind, declared.iter(), &view);
+        found.retain(|object| object["metadata"]["name"] == name);
+        if found.len() > 1 {
+            let hosts: Vec<&str> = found.iter().filter_map(|object| object["status"]["host"].as_str()).collect();
+            let text =
+                format!("several hosts have a {kind} {name}: {}; see freeflow get {}", hosts.join(", "), kind.plural());
+            return Err(Failure::new(text).into());
+        }
+        found.pop().ok_or_else(|| not_found(kind, name))
+    }
+
+    /// Calls `event` for each change since the last list, until it wants no more.
+    pub fn watch(&mut self, path: &str, mut event: impl FnMut(Value) -> Answer<bool>) -> Answer<()> {
+        let path = path.strip_prefix(BASE).unwrap_or(path).trim_start_matches('/');
+        let kind = kind_of(path.split_once('?').map_or(path, |(path, _)| path))?;
+        let follow = Follow::start(&self.file)?;
+        let mut view = View::new(&self.file.root);
+        let mut before = by_name(&std::mem::take(&mut self.listed));
+        let mut is_behind = false;
+        loop {
+            let Some(first) = follow.next(NEWS_TIME) else { continue };
+            for news in std::iter::once(first).chain(std::iter::from_fn(|| follow.next(Duration::ZERO))) {
+                if let News::Behind(error) = &news
+                    && !std::mem::replace(&mut is_behind, true)
+                {
+                    output::complaint(format!("etcd does not answer, and what changes is shown later: {error}"));
+                }
+                is_behind &= matches!(news, News::Behind(_));
+                view.take(news);
+            }
+            if is_behind {
+                continue;
+            }
+            let after = by_name(&items(kind, &view)?);
+            for change in changes(&before, &after) {
+                if !event(change)? {
+                    return Ok(());
+                }
+            }
+            before = after;
+        }
+    }
+}
+
+/// All that is declared, and that hosts have of themselves.
+fn items(kind: ObjectKind, view: &View) -> Result<Vec<Value>> {
+    let declared = view.declared()?;
+    let objects: Vec<AnyObject> = declared.objects(kind).collect();
+    Ok(merged(kind, objects.iter(), view))
+}
+
+/// The same of these; a declared vNIC is shown once, with the words of the host that has it.
+fn merged<'a>(kind: ObjectKind, declared: impl Iterator<Item = &'a AnyObject>, view: &View) -> Vec<Value> {
+    let mut own = of_hosts(kind, view);
+    let with_words = |object: &AnyObject| {
+        let mut value = shown(object, view);
+        let host = view.places().get(object.name()).map(|(_, place)| place.host.as_str());
+        let Some(host) = host.filter(|_| kind == ObjectKind::Vnic) else { return value };
+        value["status"]["host"] = json!(host);
+        let is_its = |item: &Value| item["metadata"]["name"] == object.name() && item["status"]["host"] == host;
+        if let Some(at) = own.iter().position(is_its) {
+            let said = own.swap_remove(at);
+            for (field, word) in said["status"].as_object().into_iter().flatten() {
+                value["status"][field] = word.clone();
+            }
+            if value["spec"]["addresses"].as_array().is_none_or(Vec::is_empty) {
+                value["spec"]["addresses"] = said["spec"]["addresses"].clone();
+            }
+        }
+        value
+    };
+    let mut items: Vec<Value> = declared.map(with_words).collect();
+    own.sort_by_key(|item| (item["status"]["host"].to_string(), item["status"]["title"].to_string()));
+    items.extend(own);
+    items
+}
+
+/// Objects that hosts have of themselves.
+fn of_hosts(kind: ObjectKind, view: &View) -> Vec<Value> {
+    match kind {
+        ObjectKind::Vnic => views::vnics(view),
+        ObjectKind::Host => views::hosts(view),
+        _ => Vec::new(),
+    }
+}
+
+type Named = BTreeMap<(String, Option<String>), Value>;
+
+/// By name and host.
+fn by_name(items: &[Value]) -> Named {
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    let key = |item: &Value| (text(&item["metadata"]["name"]).unwrap_or_default(), text(&item["status"]["host"]));
+    items.iter().map(|item| (key(item), item.clone())).collect()
+}
+
+fn changes(before: &Named, after: &Named) -> Vec<Value> {
+    let event = |what: &str, object: &Value| json!({"type": what, "object": object});
+    let gone = before.iter().filter(|(key, _)| !after.contains_key(*key)).map(|(_, old)| event("DELETED", old));
+    let come = after.iter().filter_map(|(key, new)| match before.get(key) {
+        None => Some(event("ADDED", new)),
+        Some(old) if views::still(old) != views::still(new) => Some(event("MODIFIED", new)),
+        Some(_) => None,
+    });
+    gone.chain(come).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_are_told_once_and_by_host() {
+        let vnic = |host: &str, phase: &str, age: u64| json!({"metadata": {"name": "v"}, "status": {"host": host, "phase": phase, "ageSeconds": age}});
+        let of = |items: &[Value]| by_name(items);
+        let told = |before: &[Value], after: &[Value]| -> Vec<String> {
+            let all = changes(&of(before), &of(after));
+            all.iter().map(|event| format!("{} {}", event["type"], event["object"]["status"]["host"])).collect()
+        };
+        let one = vnic("h1", "Ready", 1);
+        assert_eq!(told(&[], std::slice::from_ref(&one)), [r#""ADDED" "h1""#]);
+        assert!(told(std::slice::from_ref(&one), &[vnic("h1", "Ready", 30)]).is_empty());
+        let both = [vnic("h1", "Failed", 2), vnic("h2", "Ready", 1)];
+        assert_eq!(told(&[one], &both), [r#""MODIFIED" "h1""#, r#""ADDED" "h2""#]);
+        assert_eq!(told(&both, &both[..1]), [r#""DELETED" "h2""#]);
     }
 }

@@ -4,22 +4,25 @@ mod claims;
 mod host;
 mod moving;
 mod process;
+mod views;
 
 pub use answers::ClusterApi;
 pub use claims::{Answer, Claimed, Claims, announce, claim};
 pub use host::{Directory, Memory, Own, prepare};
 pub use moving::move_vnic;
-pub use process::{end, log_file, note_problems, problems, record, start};
+pub use process::{end, log_file, note_problems, note_state, problems, record, start};
+pub use views::vnics;
 
 use crate::arguments::Format;
 use crate::arguments_control::{Cluster, OfCluster};
-use crate::control::api::{Refusal, Trouble};
-use crate::control::{declared, list_of};
+use crate::control::api::{EXIT_PARTLY, Refusal, Trouble};
+use crate::control::changes::{declared, list_of};
+use crate::control::columns::SILENCE_S;
 use crate::failure::{Failure, Result};
 use crate::names;
 use crate::output;
 use crate::record::now_s;
-use freeflow_cluster::{ClusterError, ClusterFile, Followed, HEARTBEAT, HostRecord, Operator, Problem, View};
+use freeflow_cluster::{ClusterError, ClusterFile, Followed, HostRecord, Operator, Problem, View};
 use freeflow_hostnet::run_dir::RunDir;
 use freeflow_manifest::to_yaml;
 use freeflow_orchestrator::CLUSTER_KINDS;
@@ -28,14 +31,14 @@ use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// A host that has said nothing for so long is shown as silent: three heartbeats.
-const SILENCE_S: u64 = 3 * HEARTBEAT.as_secs();
-
 /// A refusal stays one, with what it names.
 impl From<ClusterError> for Trouble {
     fn from(error: ClusterError) -> Self {
         match error {
             ClusterError::Refused(refusal) => Self::Refused(Box::new(Refusal::from(*refusal))),
+            ClusterError::Partly(partly) => {
+                Self::Failed(Failure::new(partly.to_string()).with_code(EXIT_PARTLY).in_lines())
+            }
             other => Self::Failed(Failure::new(other.to_string())),
         }
     }
@@ -77,7 +80,12 @@ fn export(file: &ClusterFile) -> Result<()> {
 
 /// The file that is given, else the one that this host follows by.
 fn file(run_dir: &RunDir, of: &OfCluster) -> Result<ClusterFile> {
-    let given: Option<PathBuf> = of.cluster.clone().or_else(|| run_dir.settings()?.cluster);
+    file_of(run_dir, of.cluster.clone())
+}
+
+/// The same.
+pub fn file_of(run_dir: &RunDir, given: Option<PathBuf>) -> Result<ClusterFile> {
+    let given = given.or_else(|| run_dir.settings()?.cluster);
     let path = given.ok_or_else(|| Failure::new("which cluster: --cluster FILE, or FREEFLOW_CLUSTER").with_code(2))?;
     Ok(ClusterFile::read(&path)?)
 }

@@ -6,6 +6,7 @@ use crate::sys::{self, Fork};
 use crate::tools;
 use freeflow_hostnet::run_dir::{RunDir, write_atomically};
 use rustix::process::Signal;
+use serde_json::json;
 use std::fs::{self, File};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
@@ -32,6 +33,17 @@ pub fn note_problems(run_dir: &RunDir, problems: &[String]) {
     let text = serde_json::to_vec(problems).expect("texts are encodable");
     // It is in the log, too.
     let _ = write_atomically(&problems_file(run_dir), &text, 0o600);
+}
+
+fn state_file(run_dir: &RunDir) -> PathBuf {
+    run_dir.path().join("cluster.state")
+}
+
+/// Tells the router, for its metrics and its health, when etcd last answered, and how much can't be followed.
+pub fn note_state(run_dir: &RunDir, heard_ns: u64, problem_count: usize) {
+    let text = json!({"heard_ns": heard_ns, "problem_count": problem_count}).to_string();
+    // Without it the host counts as behind.
+    let _ = write_atomically(&state_file(run_dir), text.as_bytes(), 0o600);
 }
 
 /// The process lives and has these problems. `None`: it does not live.
@@ -95,5 +107,6 @@ pub fn end(run_dir: &RunDir) -> Result<()> {
     }
     let _ = fs::remove_file(record_file(run_dir));
     let _ = fs::remove_file(problems_file(run_dir));
+    let _ = fs::remove_file(state_file(run_dir));
     Ok(())
 }

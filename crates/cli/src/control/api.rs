@@ -49,6 +49,8 @@ const READ_BYTES: usize = 16 << 10;
 pub const EXIT_REFUSED: u8 = 3;
 pub const EXIT_NOT_FOUND: u8 = 4;
 pub const EXIT_FORBIDDEN: u8 = 5;
+/// Of many objects of a cluster some are declared, and the message says which.
+pub const EXIT_PARTLY: u8 = 6;
 
 /// Where and why an object was refused.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -203,8 +205,8 @@ impl Api {
 
     /// Calls `event` for each line of a watch until it wants no more, or the router ends it (`Ok`).
     pub fn watch(&self, path: &str, mut event: impl FnMut(Value) -> Answer<bool>) -> Answer<()> {
-        if self.is_clusters() {
-            return Err(Failure::new("-w is about one host: leave --cluster out").with_code(2).into());
+        if let Some(cluster) = &self.cluster {
+            return cluster.borrow_mut().watch(path, event);
         }
         self.runtime.block_on(async {
             let response = self.send(Method::GET, path, None).await?;

@@ -1,10 +1,14 @@
 //! `freeflow diff`: what `apply` would change, as a unified diff of YAML.
 
 use freeflow_manifest::to_yaml;
-use serde_json::Value;
+use serde_json::{Value, json};
 use similar::TextDiff;
 
 const CONTEXT_LINES: usize = 3;
+
+pub fn list_of(objects: &[Value]) -> Value {
+    json!({"apiVersion": "freeflow.io/v1", "kind": "List", "items": objects})
+}
 
 /// An object without what nobody declares.
 pub fn declared(object: &Value) -> Value {
@@ -39,7 +43,6 @@ pub fn unified(name: &str, before: Option<&Value>, after: Option<&Value>) -> Opt
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     fn class(weight: u32, generation: u32) -> Value {
         json!({"apiVersion": "freeflow.io/v1", "kind": "QosClass", "metadata": {"name": "a", "generation": generation,

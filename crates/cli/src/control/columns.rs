@@ -1,10 +1,14 @@
 //! Objects as rows of a table. A field that a router does not report is `-`.
 
 use super::kinds::Kind;
+use freeflow_cluster::HEARTBEAT;
 use serde_json::Value;
 
 /// A column: its heading, whether only `-o wide` has it, and what stands in it.
 type Column = (&'static str, bool, fn(&Value) -> String);
+
+/// A host that has said nothing for so long is shown as silent: three heartbeats.
+pub const SILENCE_S: u64 = 3 * HEARTBEAT.as_secs();
 
 const ALWAYS: bool = false;
 const WIDE: bool = true;
@@ -19,6 +23,8 @@ pub fn row(kind: Kind, object: &Value, wide: bool) -> Vec<String> {
 
 fn columns(kind: Kind) -> &'static [Column] {
     match kind.name {
+        "Vnic" if kind.is_clusters => CLUSTER_VNIC,
+        "Host" if kind.is_clusters => CLUSTER_HOST,
         "Network" => NETWORK,
         "Group" => GROUP,
         "AccessRule" => ACCESS_RULE,
@@ -118,6 +124,30 @@ const HOST: &[Column] = &[
     ("LABELS", WIDE, |it| pairs(&it["metadata"]["labels"])),
 ];
 
+const CLUSTER_VNIC: &[Column] = &[
+    ("NAME", ALWAYS, |it| text(&it["metadata"]["name"])),
+    ("TITLE", ALWAYS, |it| text(&it["status"]["title"])),
+    ("NETWORK", ALWAYS, |it| text(&it["spec"]["network"])),
+    ("ADDRESSES", ALWAYS, |it| text(&it["spec"]["addresses"])),
+    ("PHASE", ALWAYS, |it| text(&it["status"]["phase"])),
+    ("HOST", ALWAYS, |it| text(&it["status"]["host"])),
+    ("AGE", ALWAYS, |it| age(&it["status"]["ageSeconds"])),
+    ("TENANT", WIDE, |it| text(&it["status"]["tenant"])),
+    ("CONTAINER", WIDE, |it| text(&it["status"]["container"]["name"])),
+    ("LABELS", WIDE, |it| pairs(&it["metadata"]["labels"])),
+];
+
+const CLUSTER_HOST: &[Column] = &[
+    ("NAME", ALWAYS, |it| text(&it["metadata"]["name"])),
+    ("ADDRESS", ALWAYS, |it| text(&it["status"]["address"])),
+    ("FOLLOWS", ALWAYS, |it| text(&it["status"]["follows"])),
+    ("AGE", ALWAYS, |it| age(&it["status"]["ageSeconds"])),
+    ("VNICS", ALWAYS, |it| text(&it["status"]["vnicCount"])),
+    ("PROBLEMS", ALWAYS, |it| count(&it["status"]["problems"])),
+    ("VERSION", WIDE, |it| text(&it["status"]["version"])),
+    ("LABELS", WIDE, |it| pairs(&it["metadata"]["labels"])),
+];
+
 /// A value in one cell. What comes from others is made harmless for terminals.
 pub fn text(value: &Value) -> String {
     match value {
@@ -128,6 +158,15 @@ pub fn text(value: &Value) -> String {
         Value::Array(items) => items.iter().map(text).collect::<Vec<_>>().join(","),
         Value::Object(_) => pairs(value),
         other => other.to_string(),
+    }
+}
+
+/// Since a host said it; one that has missed three words is marked.
+pub fn age(seconds: &Value) -> String {
+    match seconds.as_u64() {
+        Some(seconds) if seconds > SILENCE_S => format!("{}: silent", crate::output::duration(seconds)),
+        Some(seconds) => crate::output::duration(seconds),
+        None => "-".into(),
     }
 }
 
@@ -201,7 +240,7 @@ mod tests {
 
     #[test]
     fn every_kind_has_a_name_first_and_more_when_wide() {
-        for kind in KINDS {
+        for kind in KINDS.into_iter().flat_map(|kind| [kind, Kind { is_clusters: true, ..kind }]) {
             let (few, many) = (headings(kind, false), headings(kind, true));
             assert_eq!(few[0], "NAME");
             assert!(many.len() > few.len() && many.last().unwrap() == "LABELS");
@@ -223,5 +262,7 @@ mod tests {
         let kind = Kind::named("rule").unwrap();
         assert_eq!(row(kind, &rule, false), ["r", "t", "deny", "tier=web", "group db & cidr 10.0.0.0/8", "both", "5"]);
         assert_eq!(text(&json!("a\u{1b}[2J")), "a\u{fffd}[2J");
+        assert_eq!((age(&json!(5)), age(&Value::Null)), ("5 seconds".into(), "-".into()));
+        assert_eq!(age(&json!(600)), "10 minutes: silent");
     }
 }

@@ -9,19 +9,25 @@ pub struct Kind {
     pub name: &'static str,
     /// In paths.
     pub plural: &'static str,
-    short: &'static [&'static str],
+    /// As hosts of a cluster tell of it, which is less.
+    pub is_clusters: bool,
+    pub short: &'static [&'static str],
 }
 
 /// In the order in which they can be deleted: whoever names another comes before it.
 pub const KINDS: [Kind; 7] = [
-    Kind { name: "AccessRule", plural: "accessrules", short: &["rule", "rules"] },
-    Kind { name: "Group", plural: "groups", short: &[] },
-    Kind { name: "Vnic", plural: "vnics", short: &["nic", "nics"] },
-    Kind { name: "Network", plural: "networks", short: &["net", "nets"] },
-    Kind { name: "Quota", plural: "quotas", short: &[] },
-    Kind { name: "QosClass", plural: "qosclasses", short: &["qos"] },
-    Kind { name: "Host", plural: "hosts", short: &[] },
+    entry("AccessRule", "accessrules", &["rule", "rules"]),
+    entry("Group", "groups", &[]),
+    entry("Vnic", "vnics", &["nic", "nics"]),
+    entry("Network", "networks", &["net", "nets"]),
+    entry("Quota", "quotas", &[]),
+    entry("QosClass", "qosclasses", &["qos"]),
+    entry("Host", "hosts", &[]),
 ];
+
+const fn entry(name: &'static str, plural: &'static str, short: &'static [&'static str]) -> Kind {
+    Kind { name, plural, is_clusters: false, short }
+}
 
 impl Kind {
     /// `qosclass`: in what this command prints.

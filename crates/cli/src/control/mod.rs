@@ -2,9 +2,10 @@
 //! checks, stores and enforces it.
 //!
 //! No privilege is needed here: the router looks at who is at the other end of its socket.
+mod all_hosts;
 pub mod api;
-mod changes;
-mod columns;
+pub mod changes;
+pub mod columns;
 mod delete;
 mod describe;
 mod kinds;
@@ -16,9 +17,11 @@ use crate::arguments::Command;
 use crate::arguments_control::{Apply, Describe, Diff, Format, Get, OfCluster};
 use crate::failure::{Failure, Result, fail};
 use crate::{networks, output};
-pub use changes::declared;
+pub use all_hosts::containers;
+pub use top::Sampler;
 
 use api::{Answer, Api, BASE, Refusal, Trouble, encoded};
+use changes::list_of;
 use freeflow_hostnet::run_dir::RunDir;
 use freeflow_manifest::{Item, to_yaml};
 use kinds::Kind;
@@ -42,6 +45,7 @@ pub fn dispatch(run_dir: &RunDir, command: &Command) -> Option<Result<i32>> {
                 failure.with_code(code)
             })
         }
+        Command::Top(arguments) if arguments.hosts.all_hosts => all_hosts::top(run_dir, arguments),
         Command::Top(arguments) => Api::of(run_dir).and_then(|api| top::top(&api, arguments)),
         _ => return None,
     })
@@ -120,10 +124,6 @@ fn print_value(format: Format, value: impl FnOnce() -> Value) -> bool {
     !format.is_text()
 }
 
-pub fn list_of(objects: &[Value]) -> Value {
-    json!({"apiVersion": "freeflow.io/v1", "kind": "List", "items": objects})
-}
-
 /// The list of a kind, or of those with some labels.
 fn list(api: &Api, kind: Kind, labels: Option<&str>) -> Answer<Value> {
     let query = labels.map(|labels| format!("?labelSelector={}", encoded(labels))).unwrap_or_default();
@@ -162,7 +162,7 @@ fn read(api: &Api, kind: Kind, name: Option<&str>, labels: Option<&str>) -> Answ
 }
 
 fn get(api: &Api, arguments: &Get) -> Result<i32> {
-    let kind = Kind::named(&arguments.kind)?;
+    let kind = Kind { is_clusters: api.is_clusters(), ..Kind::named(&arguments.kind)? };
     if arguments.watch {
         watch::watch(api, kind, arguments)?;
         return Ok(0);

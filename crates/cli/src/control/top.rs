@@ -7,6 +7,7 @@ use crate::arguments::Format;
 use crate::arguments_control::{Top, TopSort};
 use crate::failure::{Context, Failure, Result};
 use crate::output;
+use freeflow_cluster::HostTraffic;
 use freeflow_shm::termination_signals;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -296,6 +297,39 @@ fn rows(before: &Look, after: &Look, begun_ns: u64, with_qps: bool) -> Vec<Row> 
     after.iter().map(row).collect()
 }
 
+/// Averages from one look to the next, for who tells others of them.
+#[derive(Default)]
+pub struct Sampler(Option<Look>);
+
+impl Sampler {
+    /// Since the last time, by the vNICs' names; the first time nothing.
+    pub fn take(&mut self, api: &Api) -> Result<BTreeMap<String, HostTraffic>> {
+        let after = look(api, false)?;
+        let rows = match &self.0 {
+            Some(before) => {
+                let begun_ns = before.values().map(|(at, _)| *at).min();
+                rows(before, &after, begun_ns.unwrap_or_else(freeflow_shm::monotonic_ns), false)
+            }
+            None => Vec::new(),
+        };
+        self.0 = Some(after);
+        Ok(rows.into_iter().map(|row| (row.vnic.clone(), told(row))).collect())
+    }
+}
+
+fn told(row: Row) -> HostTraffic {
+    let rates = row.rates;
+    HostTraffic {
+        messages_per_s: rates.messages_per_second.round() as u64,
+        bits_out_per_s: rates.bits_per_second_out.round() as u64,
+        bits_in_per_s: rates.bits_per_second_in.round() as u64,
+        path: rates.path,
+        held_percent: rates.held_percent.round() as u32,
+        errors: row.errors,
+        drops: row.drops,
+    }
+}
+
 fn weight(rates: &Rates, errors: u64, sort: TopSort) -> f64 {
     match sort {
         TopSort::Rate => rates.bits_per_second_out + rates.bits_per_second_in,
@@ -320,7 +354,7 @@ fn sort(rows: &mut [Row], by: TopSort) {
 // ---- what is shown
 
 /// `1.2 M`.
-fn amount(value: f64) -> String {
+pub fn amount(value: f64) -> String {
     let (mut value, mut unit) = (value, 0);
     const UNITS: [&str; 5] = ["", " k", " M", " G", " T"];
     while value >= 999.95 && unit + 1 < UNITS.len() {
@@ -461,14 +495,21 @@ fn is_over(signals: &OwnedFd, with_keys: bool, until: Instant) -> bool {
     }
 }
 
-pub fn top(api: &Api, arguments: &Top) -> Result<i32> {
+/// One round, as it is shown.
+pub struct TopRound {
+    pub title: String,
+    pub table: Vec<Vec<String>>,
+    pub json: serde_json::Value,
+}
+
+/// Shows what `round` finds each time, until the caller has seen enough.
+pub fn rounds(arguments: &Top, mut round: impl FnMut() -> Result<TopRound>) -> Result<i32> {
     let signals = termination_signals().context("signals")?;
     let is_table = arguments.output.format == Format::Table;
     let on_terminal = is_table && isatty(io::stdout());
     let with_keys = on_terminal && isatty(io::stdin());
-    let rounds = arguments.rounds.or((!on_terminal).then_some(1));
-    // A router that is not there says so on the terminal as it was.
-    let mut before = look(api, arguments.qps)?;
+    let once = arguments.once.then_some(1);
+    let rounds = arguments.rounds.or(once).or((!on_terminal).then_some(1));
     let screen = on_terminal.then(Screen::enter);
     if let Some(screen) = &screen {
         screen.show("freeflow top: counting …", &[]);
@@ -479,32 +520,42 @@ pub fn top(api: &Api, arguments: &Top) -> Result<i32> {
         if is_over(&signals, with_keys, next) {
             break;
         }
+        show(arguments, screen.as_ref(), &round()?);
+        done += 1;
+    }
+    Ok(0)
+}
+
+pub fn top(api: &Api, arguments: &Top) -> Result<i32> {
+    // A router that is not there says so on the terminal as it was.
+    let mut before = look(api, arguments.qps)?;
+    rounds(arguments, || {
         let begun_ns = before.values().map(|(at, _)| *at).min();
         let begun_ns =
             begun_ns.unwrap_or_else(|| freeflow_shm::monotonic_ns().saturating_sub(nanoseconds(arguments.delay)));
         let after = look(api, arguments.qps)?;
         let mut rows = rows(&before, &after, begun_ns, arguments.qps);
         sort(&mut rows, arguments.sort);
-        show(arguments, screen.as_ref(), &rows);
-        (before, done) = (after, done + 1);
-    }
-    Ok(0)
+        before = after;
+        let seconds = arguments.delay.as_secs_f64();
+        Ok(TopRound {
+            title: format!("freeflow top: {} vNICs, every {seconds} s; q ends it", rows.len()),
+            table: table(&rows),
+            json: serde_json::json!({"vnics": rows}),
+        })
+    })
 }
 
 fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-fn show(arguments: &Top, screen: Option<&Screen>, rows: &[Row]) {
+fn show(arguments: &Top, screen: Option<&Screen>, round: &TopRound) {
     match (arguments.output.format, screen) {
         // A line each round, for programs that read along.
-        (Format::Json, _) => output::line(serde_json::json!({"vnics": rows})),
-        (Format::Table, None) => output::table(&table(rows)),
-        (Format::Table, Some(screen)) => {
-            let seconds = arguments.delay.as_secs_f64();
-            let title = format!("freeflow top: {} vNICs, every {seconds} s; q ends it", rows.len());
-            screen.show(&title, &table(rows));
-        }
+        (Format::Json, _) => output::line(&round.json),
+        (Format::Table, None) => output::table(&round.table),
+        (Format::Table, Some(screen)) => screen.show(&round.title, &round.table),
     }
 }
 
@@ -562,6 +613,10 @@ mod tests {
         // One that is new, and one that went.
         assert_eq!(rows(&Look::new(), &after, 2_000_000_000, false)[0].rates.messages_per_second, 300.0);
         assert!(rows(&before, &Look::new(), 0, false).is_empty());
+        let told = told(rows(&before, &after, 0, false).remove(0));
+        let expected = (100, 800_000, 8_000, 10, 200, Some("routed"));
+        let of = (told.messages_per_s, told.bits_out_per_s, told.bits_in_per_s, told.held_percent, told.errors);
+        assert_eq!((of.0, of.1, of.2, of.3, of.4, told.path.as_deref()), expected);
     }
 
     #[test]

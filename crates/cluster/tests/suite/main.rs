@@ -7,3 +7,4 @@ mod mirroring;
 mod on_etcd;
 mod peers_and_blocks;
 mod placing;
+mod vnics_of_hosts;

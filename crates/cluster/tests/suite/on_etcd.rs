@@ -14,7 +14,7 @@ use std::time::Duration;
 const USERS: [&str; 4] = ["root", "operator", "h1", "h2"];
 
 /// A cluster file, of a user where etcd knows users.
-fn file(etcd: &Cluster, user: Option<&str>) -> ClusterFile {
+pub fn file(etcd: &Cluster, user: Option<&str>) -> ClusterFile {
     let mut fields = json!({"etcd": (0..etcd.count()).map(|number| etcd.url(number)).collect::<Vec<_>>()});
     if let Some(user) = user {
         fields["cacert"] = "ca.pem".into();
@@ -26,7 +26,7 @@ fn file(etcd: &Cluster, user: Option<&str>) -> ClusterFile {
     ClusterFile::read(&path).expect("a file")
 }
 
-fn init(file: &ClusterFile) -> Operator {
+pub fn init(file: &ClusterFile) -> Operator {
     until("etcd answers", || Operator::init(file, "id").map_err(|error| error.to_string()));
     Operator::open(file).expect("a cluster")
 }
@@ -39,7 +39,7 @@ fn refusal(result: Result<impl Sized, ClusterError>) -> Reason {
 }
 
 /// A host says that it is there, and how far it has come.
-fn say(file: &ClusterFile, name: &str, number: u8, revision: u64, ranges: &[(&str, &str)]) {
+pub fn say(file: &ClusterFile, name: &str, number: u8, revision: u64, ranges: &[(&str, &str)]) {
     let mut report = Report::start(file, name).expect("a thread");
     let operator = Operator::open(file).expect("a cluster");
     let before = operator.view().expect("read").hosts().get(name).map(|(revision, _)| *revision);
@@ -337,6 +337,79 @@ fn a_host_writes_of_itself_alone() {
     let view = as_host.view().expect("read");
     assert_eq!(view.hosts().keys().collect::<Vec<_>>(), ["h1"]);
     assert_eq!((view.declared().expect("it makes sense").networks().count(), view.blocks().len()), (1, 0));
+}
+
+fn many(networks: usize) -> Vec<freeflow_orchestrator::objects::AnyObject> {
+    let network = |number: usize| {
+        let spec =
+            json!({"tenant": "t", "cidrs": [format!("10.{}.{}.0/24", number / 256, number % 256)], "qosClass": "c7"});
+        object("Network", &format!("n{number}"), spec)
+    };
+    // The other way round than they can be made.
+    (0..networks)
+        .map(network)
+        .chain((0..120).map(|number| object("QosClass", &format!("c{number}"), json!({}))))
+        .collect()
+}
+
+#[test]
+fn many_objects_are_declared_in_parts() {
+    let etcd = Cluster::start(1, &[]);
+    let file = file(&etcd, None);
+    let mut operator = init(&file);
+    // A mistake in the last one changes nothing.
+    let mut wrong = many(180);
+    wrong.push(object("Network", "last", json!({"tenant": "t", "cidrs": ["10.200.0.0/24"], "qosClass": "none"})));
+    let before = operator.view().expect("read").declared_revision();
+    operator.change(&apply(wrong), false).map(drop).expect_err("it names what is not there");
+    assert_eq!(operator.view().expect("read").declared_revision(), before);
+
+    let all = many(180);
+    let (_, tried) = operator.change(&apply(all.clone()), true).expect("tried");
+    let (revision, done) = operator.change(&apply(all.clone()), false).expect("declared");
+    assert_eq!((tried.len(), done.len(), done[0].name.as_str()), (300, 300, "n0"));
+    assert!(done.iter().all(|outcome| outcome.what == Change::Created));
+    let at = |index: usize| done[index].object.metadata().resource_version.expect("stored");
+    assert!(at(299) < at(179) && at(179) <= revision.0, "classes before networks");
+    let state = operator.state().expect("it makes sense");
+    assert_eq!((state.networks().count(), state.class("c119").is_some()), (180, true));
+    let (again, same) = operator.change(&apply(all), false).expect("nothing to do");
+    assert!(again >= revision && same.iter().all(|outcome| outcome.what == Change::Unchanged));
+}
+
+/// An operator that may write classes alone: etcd refuses the second part, and it is said what is there.
+#[test]
+fn a_part_that_fails_is_said_by_name() {
+    let etcd = Cluster::start(1, &USERS);
+    init(&file(&etcd, Some("root")));
+    let classes = format!("/freeflow/declared/data/{}qosclasses/", freeflow_orchestrator::KEY_PREFIX);
+    let mut words: Vec<String> =
+        ["user add root --no-password", "role add root", "user grant-role root root", "role add operator"]
+            .map(String::from)
+            .into();
+    words.push("role grant-permission operator read --prefix /freeflow/".into());
+    words.push("role grant-permission operator readwrite /freeflow/declared/data/serial".into());
+    for prefix in [classes.as_str(), "/freeflow/declared/receipts/"] {
+        words.push(format!("role grant-permission operator readwrite --prefix {prefix}"));
+    }
+    words.extend(["user add operator --no-password", "user grant-role operator operator"].map(String::from));
+    words.push("auth enable".into());
+    for line in words {
+        etcd.etcdctl(Some("root"), &line.split(' ').collect::<Vec<_>>());
+    }
+    let own = file(&etcd, Some("operator"));
+    let mut operator = until("rights are there", || Operator::open(&own).map_err(|error| error.to_string()));
+    // 120 classes, of which 20 are in a part with networks.
+    let error = operator.change(&apply(many(90)), false).map(drop).expect_err("it may not");
+    let ClusterError::Partly(partly) = error else { panic!("{error}") };
+    assert_eq!((partly.done.len(), partly.doubtful.len(), partly.left.len()), (100, 0, 110));
+    assert!(partly.why.contains("permission denied"), "{}", partly.why);
+    let state = operator.state().expect("it makes sense");
+    let is_there = |(kind, name): &(ObjectKind, String)| state.object(*kind, name).is_some();
+    assert!(partly.done.iter().all(is_there) && !partly.left.iter().any(is_there));
+    // Nothing of the first part is no part at all.
+    let error = operator.change(&apply(many(180).split_off(20)[..150].to_vec()), false).map(drop);
+    assert!(!matches!(error.expect_err("it may not"), ClusterError::Partly(_)));
 }
 
 /// Hosts say what they ask for and have let go; controllers place; an operator moves.

@@ -1,7 +1,9 @@
 //! `/livez`: the router's threads answer. `/readyz`: and its worker turns, its peers thread is
 //! there, and its run directory and its store can be written. What was found is the health of the
-//! Host, too.
+//! Host, too. How the host follows its cluster is said with it, and makes it no less ready: traffic goes on.
 use super::failure::Failure;
+use super::follower::{FollowerFile, FollowerState};
+use super::fresh::{ANSWER_TIME_MAX, Fresh, fresh};
 use super::link::Link;
 use super::plane::{CheckPeersThread, ReportHealth};
 use super::routes::{Asking, Server, admitted};
@@ -13,15 +15,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::Duration;
-use tokio::sync::Mutex;
-use tokio::time::{Instant, timeout};
-
-/// How long each part may take to answer.
-const ANSWER_TIME_MAX: Duration = Duration::from_secs(3);
-
-/// How long what was found is said again. Tests may be held up in between.
-const FRESH_TIME: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 1 });
+use tokio::time::timeout;
 
 /// Bytes written for a look: about those of a transaction of the store.
 const PROBE_BYTES: usize = 64 << 10;
@@ -29,8 +23,8 @@ const PROBE_BYTES: usize = 64 << 10;
 /// A directory that the router writes to, and its name for people.
 type Place = (&'static str, PathBuf);
 
-/// Findings, and their time.
-type Found = Mutex<Option<(Instant, Vec<String>)>>;
+/// Findings.
+type Found = Fresh<Vec<String>>;
 
 /// Probes that were made: one of each at a time, and few in all, whoever asks how often.
 pub struct Probes {
@@ -39,37 +33,33 @@ pub struct Probes {
     disk: Found,
     /// A thread is at it, perhaps for as long as the disk does not answer.
     is_writing: Arc<AtomicBool>,
+    follower: FollowerFile,
 }
 
 impl Probes {
     pub fn new(run_dir: PathBuf, state_dir: PathBuf) -> Self {
+        let follower = FollowerFile::new(run_dir.clone());
         let mut places = vec![("store", state_dir)];
         if places[0].1 != run_dir {
             places.push(("run directory", run_dir));
         }
         let (threads, disk, is_writing) = Default::default();
-        Self { places, threads, disk, is_writing }
+        Self { places, threads, disk, is_writing, follower }
     }
 
-    /// Faults found; the control thread shows them from now on.
-    pub async fn look(&self, link: &Link) -> Vec<String> {
+    /// Faults found, and notes that are none; the control thread shows them from now on.
+    pub async fn look(&self, link: &Link) -> (Vec<String>, Vec<String>) {
         let mut wrong = fresh(&self.threads, check_threads(link)).await;
         let places = self.places.clone();
         wrong.extend(fresh(&self.disk, check_disk(&self.is_writing, move || write_probes(&places))).await);
-        link.tell(ReportHealth { wrong: wrong.clone() });
-        wrong
+        let notes = self.follower().await.map(|state| state.notes(freeflow_shm::monotonic_ns())).unwrap_or_default();
+        link.tell(ReportHealth { wrong: wrong.iter().chain(&notes).cloned().collect() });
+        (wrong, notes)
     }
-}
 
-async fn fresh(found: &Found, probe: impl Future<Output = Vec<String>>) -> Vec<String> {
-    let mut found = found.lock().await;
-    match &*found {
-        Some((at, wrong)) if at.elapsed() < FRESH_TIME => wrong.clone(),
-        _ => {
-            let wrong = probe.await;
-            *found = Some((Instant::now(), wrong.clone()));
-            wrong
-        }
+    /// How the host follows its cluster, if it does.
+    pub async fn follower(&self) -> Option<FollowerState> {
+        self.follower.state().await
     }
 }
 
@@ -91,12 +81,13 @@ pub async fn readyz(
 
 /// For who asks one at a time anyway, as [`livez`].
 pub async fn is_alive(State(server): State<Arc<Server>>) -> Result<Response, Failure> {
-    answer(fresh(&server.probes.threads, check_threads(&server.link)).await)
+    answer(fresh(&server.probes.threads, check_threads(&server.link)).await, &[])
 }
 
 /// The same as [`readyz`].
 pub async fn is_ready(State(server): State<Arc<Server>>) -> Result<Response, Failure> {
-    answer(server.probes.look(&server.link).await)
+    let (wrong, notes) = server.probes.look(&server.link).await;
+    answer(wrong, &notes)
 }
 
 /// Faults of the disk. A probe that has not come back is not followed by another.
@@ -117,9 +108,10 @@ async fn check_disk(is_writing: &Arc<AtomicBool>, write: impl FnOnce() -> Vec<St
     }
 }
 
-fn answer(wrong: Vec<String>) -> Result<Response, Failure> {
+fn answer(wrong: Vec<String>, notes: &[String]) -> Result<Response, Failure> {
     if wrong.is_empty() {
-        return Ok(axum::response::IntoResponse::into_response("ok\n"));
+        let text: String = notes.iter().map(|note| format!("{note}\n")).collect();
+        return Ok(axum::response::IntoResponse::into_response(format!("ok\n{text}")));
     }
     Err(Failure::internal(wrong.join("; ")))
 }
@@ -162,6 +154,7 @@ fn write_probe(directory: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     #[tokio::test]
     async fn probes_are_one_at_a_time_and_kept_for_a_while() {

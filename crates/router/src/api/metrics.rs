@@ -4,6 +4,7 @@
 //! some; a gauge says how many have not. They are asked for a page at a time: the worker is never
 //! held up for long.
 use super::failure::Failure;
+use super::follower::FollowerState;
 use super::link::Link;
 use super::meters::{HostMeter, NetworkMeter, Position, VnicMeter};
 use super::plane::{CountQpPaths, PageMeters, ReadHostMeter};
@@ -83,6 +84,8 @@ const FAMILIES: &[Family] = &[
     ("freeflow_cm_established_connections", "gauge", &[], "Established rdma_cm connections"),
     ("freeflow_peers_known", "gauge", &[], "Hosts of the peers file"),
     ("freeflow_peers_up", "gauge", &[], "Connected hosts of the peers file"),
+    ("freeflow_cluster_behind_seconds", "gauge", &[], "Of a host that follows a cluster: seconds since it last heard of etcd; grows also when its follower has ended"),
+    ("freeflow_cluster_problems", "gauge", &[], "Of such a host: how much it can't follow, as in freeflow status"),
     ("freeflow_store_revision", "gauge", &[], "Revision of the store"),
     ("freeflow_audit_lost_lines_total", "counter", &[], "Audit log lines that could not be written"),
     ("freeflow_router_vnics", "gauge", &[], "vNICs"),
@@ -260,6 +263,13 @@ impl Text {
     }
 }
 
+impl Text {
+    fn add_cluster(&mut self, follower: FollowerState, now_ns: u64) {
+        self.add("freeflow_cluster_behind_seconds", &[], follower.behind_ns(now_ns) as f64 / 1e9);
+        self.add("freeflow_cluster_problems", &[], follower.problem_count);
+    }
+}
+
 /// As the format wants it: backslash, quote and line feed.
 fn escape(text: &str, into: &mut String) {
     for c in text.chars() {
@@ -273,7 +283,7 @@ fn escape(text: &str, into: &mut String) {
 }
 
 /// The whole text.
-pub async fn text(link: &Link) -> Result<String, Failure> {
+pub async fn text(link: &Link, follower: Option<FollowerState>) -> Result<String, Failure> {
     let mut text = Text::new();
     let mut paths = link.ask(CountQpPaths {}).await?;
     let (mut count, mut after): (usize, Option<Position>) = (0, None);
@@ -291,6 +301,9 @@ pub async fn text(link: &Link) -> Result<String, Failure> {
     }
     let host = link.ask(ReadHostMeter {}).await?;
     text.add_host(&host, count);
+    if let Some(follower) = follower {
+        text.add_cluster(follower, freeflow_shm::monotonic_ns());
+    }
     Ok(text.finish())
 }
 
@@ -386,7 +399,11 @@ mod tests {
         let counts = PathCounts::from([((QpPath::Routed, Some(Reason::Policy)), 3), ((QpPath::Wire, None), 2)]);
         text.add_paths(&vnic("one"), &counts);
         text.add_host(&host(), 2);
+        text.add_cluster(FollowerState::of(1_500_000_000, 2), 4_000_000_000);
         let text = text.finish();
+        assert!(
+            text.contains("freeflow_cluster_behind_seconds 2.5\n") && text.contains("freeflow_cluster_problems 2\n")
+        );
         let (mut seen, mut current) = (BTreeSet::new(), "");
         for line in text.lines() {
             if let Some(help) = line.strip_prefix("# HELP ") {

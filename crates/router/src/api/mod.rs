@@ -3,7 +3,8 @@
 //!
 //! - `caller`, `permission`: who somebody is, and what that lets them read and change;
 //! - `server`, `users`, `stream`: connections, and what bounds them;
-//! - `routes`, `query`, `failure`, `held`, `openapi`, `health`: HTTP;
+//! - `routes`, `query`, `failure`, `held`, `openapi`, `health`, `fresh`: HTTP;
+//! - `follower`: the word of the process that follows a cluster for this host;
 //! - `plane`, `meters`, `link`: what is asked of the control thread, which owns the state, and the way there;
 //! - `feed`: what that thread says of its own accord;
 //! - `host`: what this host does now, and what is done to it that is no object;
@@ -17,6 +18,8 @@
 pub(crate) mod caller;
 pub(crate) mod failure;
 pub mod feed;
+pub(crate) mod follower;
+mod fresh;
 mod harness;
 mod health;
 mod held;

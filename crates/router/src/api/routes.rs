@@ -137,7 +137,7 @@ async fn scrape(State(server): Shared, Extension(asking): Extension<Asking>) -> 
         return Err(Failure::forbidden(message));
     }
     let permit = admitted(&asking).await?;
-    let text = metrics::text(&server.link).await?;
+    let text = metrics::text(&server.link, server.probes.follower().await).await?;
     Ok((metrics::HEADER, Body::new(super::held::Held::new(text.into(), permit))).into_response())
 }
 

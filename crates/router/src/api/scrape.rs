@@ -64,7 +64,8 @@ async fn one_at_a_time(State(lane): State<Arc<Mutex<()>>>, request: Request, nex
 }
 
 async fn scrape(State(server): State<Arc<Server>>) -> Result<Response, Failure> {
-    Ok((metrics::HEADER, metrics::text(&server.link).await?).into_response())
+    let text = metrics::text(&server.link, server.probes.follower().await).await?;
+    Ok((metrics::HEADER, text).into_response())
 }
 
 /// Serves for ever.

@@ -1,0 +1,101 @@
+//! Hosts of a cluster and their vNICs, as each host says of itself, as objects: for `get`, `ps` and `top`.
+use freeflow_cluster::{Followed, HostVnic, HostVnics, View};
+use freeflow_orchestrator::objects::API_VERSION;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+
+/// The vNICs that hosts have, each with its host and the age of what that said.
+pub fn vnics(view: &View) -> Vec<Value> {
+    let of_host = |(host, said): (&String, &HostVnics)| {
+        said.vnics.iter().map(|vnic| of_vnic(host, said.age_s(), vnic)).collect::<Vec<_>>()
+    };
+    view.vnics().iter().filter(|(host, _)| view.hosts().contains_key(*host)).flat_map(of_host).collect()
+}
+
+fn of_vnic(host: &str, age_s: u64, vnic: &HostVnic) -> Value {
+    let container = vnic.container.as_ref().map(|container| {
+        json!({
+            "name": container.name,
+            "engine": container.engine,
+            "pid": container.pid,
+            "program": container.program,
+            "sinceSeconds": container.since_s,
+        })
+    });
+    let traffic = &vnic.traffic;
+    json!({
+        "apiVersion": API_VERSION,
+        "kind": "Vnic",
+        "metadata": {"name": vnic.name},
+        "spec": {"network": vnic.network, "addresses": vnic.addresses},
+        "status": {
+            "host": host,
+            "ageSeconds": age_s,
+            "title": vnic.title,
+            "tenant": vnic.tenant,
+            "phase": vnic.phase,
+            "container": container,
+            "traffic": {
+                "messagesPerSecond": traffic.messages_per_s,
+                "bitsPerSecondOut": traffic.bits_out_per_s,
+                "bitsPerSecondIn": traffic.bits_in_per_s,
+                "path": traffic.path,
+                "heldPercent": traffic.held_percent,
+                "errors": traffic.errors,
+                "drops": traffic.drops,
+            },
+        },
+    })
+}
+
+/// The hosts, as `cluster status` knows them.
+pub fn hosts(view: &View) -> Vec<Value> {
+    let names: BTreeSet<&String> = view.hosts().keys().chain(view.followed().keys()).collect();
+    let one = |name: &String| {
+        let (record, followed, vnics) = (view.hosts().get(name), view.followed().get(name), view.vnics().get(name));
+        let problems = followed.map(|followed| followed.problems.iter().map(ToString::to_string).collect::<Vec<_>>());
+        let follows = match followed {
+            Some(followed) if followed.revision >= view.declared_revision().0 => "all",
+            Some(_) => "not all yet",
+            None => "nothing yet",
+        };
+        json!({
+            "apiVersion": API_VERSION,
+            "kind": "Host",
+            "metadata": {"name": name},
+            "spec": {},
+            "status": {
+                "address": record.map(|(_, record)| record.address),
+                "follows": follows,
+                "ageSeconds": followed.map(Followed::age_s),
+                "version": followed.map(|followed| &followed.release),
+                "vnicCount": vnics.map(|vnics| vnics.vnics.len() as u64 + vnics.left_out),
+                "vnicsLeftOut": vnics.map(|vnics| vnics.left_out),
+                "problems": problems.unwrap_or_default(),
+            },
+        })
+    };
+    names.into_iter().map(one).collect()
+}
+
+/// An object of these without what goes on changing by itself.
+pub fn still(object: &Value) -> Value {
+    let mut object = object.clone();
+    if let Some(status) = object.get_mut("status").and_then(Value::as_object_mut) {
+        status.remove("ageSeconds");
+        status.remove("traffic");
+    }
+    object
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn age_is_no_change() {
+        let vnic = HostVnic { name: "a".into(), ..HostVnic::default() };
+        let (one, two) = (of_vnic("h1", 1, &vnic), of_vnic("h1", 9, &vnic));
+        assert!(one != two && still(&one) == still(&two) && still(&one) != still(&of_vnic("h2", 1, &vnic)));
+    }
+}

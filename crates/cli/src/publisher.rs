@@ -1,0 +1,307 @@
+//! Tells the other hosts of a cluster which vNICs this one has, and the containers here the names of theirs, by a
+//! thread of its own: neither router nor follower waits for it.
+//!
+//! The router is asked when something has changed, and with each heartbeat. Then there is a rest: a second at least,
+//! twenty times as long as the router's answers took, and as long as etcd should take for what was written.
+use crate::admin::Admin;
+use crate::container_names::{self, since_s};
+use crate::control::Sampler;
+use crate::control::api::{Api, BASE};
+use crate::failure::{Context, Failure, Result};
+use crate::holders::Holders;
+use crate::record::Records;
+use freeflow_cluster::{ClusterFile, HEARTBEAT, HostContainer, HostVnic, HostVnics, Named, VnicsWriter};
+use freeflow_hostnet::run_dir::RunDir;
+use freeflow_orchestrator::Revision;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
+
+/// Between two words to the other hosts, at least; also how often it is looked whether containers have come or gone.
+const REST: Duration = Duration::from_secs(1);
+/// Rest for each second that the router took to answer.
+const REST_FOR_ANSWERS: u32 = 20;
+/// Bytes that a host writes in a second, in the long run: etcd keeps all that was written until it is compacted.
+const BYTES_PER_S: u64 = 8 << 10;
+/// After a failure.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// May the host speak, and why it could not.
+#[derive(Debug, Default)]
+struct Shared {
+    /// The revision of the host's own record.
+    record: Option<Revision>,
+    /// Names of the other hosts' vNICs that are not noted yet.
+    others: Option<Vec<Named>>,
+    error: Option<String>,
+    names_error: Option<String>,
+}
+
+/// The thread; it ends with the process.
+pub struct Publisher(Arc<Mutex<Shared>>);
+
+impl Publisher {
+    /// Begins, and says nothing until it may.
+    pub fn start(run_dir: &RunDir, host: &str) -> Result<Self> {
+        let shared = Arc::new(Mutex::new(Shared::default()));
+        let (notify, changes) = sync_channel(1);
+        let watched = run_dir.clone();
+        let spawn = |name: &str, body: Box<dyn FnOnce() + Send>| {
+            thread::Builder::new().name(name.into()).spawn(body).context("no thread to be had")
+        };
+        spawn("ff-watch", Box::new(move || watch(&watched, &notify)))?;
+        let told = Told {
+            run_dir: run_dir.clone(),
+            host: host.into(),
+            shared: shared.clone(),
+            sampler: Sampler::default(),
+            writer: None,
+            rest: REST,
+            last: None,
+        };
+        spawn("ff-vnics", Box::new(move || told.tell(&changes)))?;
+        Ok(Self(shared))
+    }
+
+    /// Speaks from now on, as long as the host's record is the one of this revision; `None`: says nothing.
+    pub fn speak(&self, record: Option<Revision>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).record = record;
+    }
+
+    /// Containers know these vNICs of other hosts by name from now on.
+    pub fn name_others(&self, others: Vec<Named>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).others = Some(others);
+    }
+
+    /// Why the last attempt to speak failed; `None`: it did not.
+    pub fn error(&self) -> Option<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).error.clone()
+    }
+
+    /// The same of names.
+    pub fn names_error(&self) -> Option<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).names_error.clone()
+    }
+}
+
+/// Says that vNICs have come, gone or changed, or may have.
+fn watch(run_dir: &RunDir, changed: &SyncSender<()>) {
+    loop {
+        let notify = |event: Value| {
+            // Nothing has changed with a bookmark; a change that waits stands for all.
+            let is_over = || matches!(changed.try_send(()), Err(TrySendError::Disconnected(())));
+            Ok(event["type"] == "BOOKMARK" || !is_over())
+        };
+        if let Ok(api) = Api::of(run_dir)
+            && let Ok(hosts) = api.get(&format!("{BASE}/hosts"))
+        {
+            let since = &hosts["metadata"]["resourceVersion"];
+            // There may have been others while nobody watched.
+            let _ = changed.try_send(());
+            let _ = api.watch(&format!("{BASE}/vnics?watch=true&resourceVersion={since}"), notify);
+        }
+        thread::sleep(RETRY);
+    }
+}
+
+/// The last words.
+struct Last {
+    vnics: HostVnics,
+    /// With this record, so that a host that has left and joined says it again.
+    record: Revision,
+    at: Instant,
+    rest: Duration,
+}
+
+struct Told {
+    run_dir: RunDir,
+    host: String,
+    shared: Arc<Mutex<Shared>>,
+    sampler: Sampler,
+    writer: Option<VnicsWriter>,
+    /// For what the router's answers took last.
+    rest: Duration,
+    last: Option<Last>,
+}
+
+impl Told {
+    fn tell(mut self, changes: &Receiver<()>) {
+        let (mut is_due, mut not_before) = (true, Instant::now());
+        let (mut names_due, mut names_not_before) = (true, Instant::now());
+        let mut files = None;
+        loop {
+            let mut has_changed = false;
+            match changes.recv_timeout(REST) {
+                Ok(()) => has_changed = true,
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => thread::sleep(REST),
+            }
+            let now = (modified(&self.run_dir.containers()), modified(&self.run_dir.holders()));
+            has_changed |= files.replace(now) != Some(now);
+            is_due |= has_changed;
+            names_due |= has_changed || self.shared().others.is_some();
+            if names_due && Instant::now() >= names_not_before {
+                let begin = Instant::now();
+                let done = self.write_names();
+                names_due = done.is_err();
+                let rest = if done.is_ok() { REST.max(begin.elapsed() * REST_FOR_ANSWERS) } else { RETRY };
+                names_not_before = Instant::now() + rest;
+                self.shared().names_error = done.err().map(|failure| failure.to_string());
+            }
+            let Some(record) = self.record() else { continue };
+            let is_silent = self.last.as_ref().is_none_or(|last| last.at.elapsed() >= HEARTBEAT.max(last.rest));
+            let is_anew = self.last.as_ref().is_some_and(|last| last.record != record);
+            if !(is_due || is_silent || is_anew) || Instant::now() < not_before {
+                continue;
+            }
+            is_due = false;
+            let done = self.round(record, is_silent || is_anew);
+            let rest = match &done {
+                Ok(rest) => *rest,
+                Err(_) => {
+                    // Certificates are read anew with the next one.
+                    self.writer = None;
+                    is_due = true;
+                    self.rest.max(RETRY)
+                }
+            };
+            not_before = Instant::now() + rest;
+            self.shared().error = done.err().map(|failure| failure.to_string());
+        }
+    }
+
+    fn shared(&self) -> std::sync::MutexGuard<'_, Shared> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn record(&self) -> Option<Revision> {
+        self.shared().record
+    }
+
+    /// For containers here. They are written also where etcd, or the other hosts, are away.
+    fn write_names(&self) -> Result<()> {
+        let others = self.shared().others.take();
+        if let Some(others) = others
+            && let Err(failure) = container_names::note_others(&self.run_dir, &others)
+        {
+            self.shared().others.get_or_insert(others);
+            return Err(failure);
+        }
+        container_names::write(&self.run_dir, &mut Admin::connect(&self.run_dir)?)
+    }
+
+    /// Says which there are, if that is something else than before or has to be said anyway. How long to rest.
+    fn round(&mut self, record: Revision, is_forced: bool) -> Result<Duration> {
+        let begin = Instant::now();
+        let api = Api::of(&self.run_dir)?;
+        let mut vnics = HostVnics::of(present(&self.run_dir, &api)?);
+        let is_same = self.last.as_ref().is_some_and(|last| last.vnics.is_same(&vnics));
+        if is_same && !is_forced {
+            return Ok(REST.max(begin.elapsed() * REST_FOR_ANSWERS));
+        }
+        let mut traffic = self.sampler.take(&api)?;
+        self.rest = REST.max(begin.elapsed() * REST_FOR_ANSWERS);
+        for vnic in &mut vnics.vnics {
+            vnic.traffic = traffic.remove(&vnic.name).unwrap_or_default();
+        }
+        let writer = match &mut self.writer {
+            Some(writer) => writer,
+            None => {
+                let path = self.run_dir.settings().and_then(|settings| settings.cluster);
+                let path = path.ok_or_else(|| Failure::new("this host follows no cluster"))?;
+                self.writer.insert(VnicsWriter::new(&ClusterFile::read(&path)?, &self.host)?)
+            }
+        };
+        // Another record: the follower hears of it, and says so.
+        let Some(bytes) = writer.write(record, &vnics)? else { return Ok(RETRY) };
+        let rest = self.rest.max(Duration::from_secs(bytes as u64 / BYTES_PER_S));
+        self.last = Some(Last { vnics, record, at: Instant::now(), rest });
+        Ok(rest)
+    }
+}
+
+fn modified(path: &Path) -> Option<SystemTime> {
+    fs::metadata(path).and_then(|metadata| metadata.modified()).ok()
+}
+
+/// Containers of the host, by their vNICs.
+fn containers(run_dir: &RunDir) -> BTreeMap<String, HostContainer> {
+    let holders = Holders::of(run_dir).live().into_iter().map(|holder| {
+        let (pid, engine) = (Some(holder.process.pid), "oci".to_owned());
+        (holder.vnic, HostContainer { name: holder.name, engine, pid, ..HostContainer::default() })
+    });
+    let records = Records::of(run_dir).list().into_iter().filter(crate::record::Record::is_live).map(|record| {
+        let container = HostContainer {
+            name: record.name,
+            engine: "freeflow".into(),
+            pid: record.command_pid,
+            program: record.command.into_iter().next().unwrap_or_default(),
+            since_s: Some(record.created_s),
+        };
+        (record.id, container)
+    });
+    holders.chain(records).collect()
+}
+
+/// Those of the router.
+fn present(run_dir: &RunDir, api: &Api) -> Result<Vec<HostVnic>> {
+    let answer = api.get(&format!("{BASE}/vnics"))?;
+    let mut containers = containers(run_dir);
+    let items = answer["items"].as_array().map(Vec::as_slice).unwrap_or_default();
+    Ok(items.iter().map(|item| vnic_of(item, &mut containers)).collect())
+}
+
+fn vnic_of(item: &Value, containers: &mut BTreeMap<String, HostContainer>) -> HostVnic {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let (name, title) = (text(&item["metadata"]["name"]), text(&item["status"]["title"]));
+    let labels = &item["metadata"]["labels"];
+    let of_engine = || {
+        let pid = labels["pid"].as_str()?.parse().ok()?;
+        let engine = labels["engine"].as_str().filter(|engine| *engine == "oci")?.to_owned();
+        Some(HostContainer { name: title.clone(), engine, pid: Some(pid), ..HostContainer::default() })
+    };
+    let addresses = item["spec"]["addresses"].as_array().map(Vec::as_slice).unwrap_or_default();
+    HostVnic {
+        container: containers.remove(&name).or_else(of_engine),
+        network: text(&item["spec"]["network"]),
+        tenant: text(&item["status"]["tenant"]),
+        addresses: addresses.iter().filter_map(|address| address.as_str()?.parse().ok()).collect(),
+        phase: text(&item["status"]["phase"]),
+        since_s: since_s(Path::new(&text(&item["status"]["directory"]))),
+        title: if title.is_empty() { name.clone() } else { title },
+        name,
+        ..HostVnic::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_vnic_is_its_containers() {
+        let item = |name: &str, labels: Value| {
+            json!({
+                "metadata": {"name": name, "labels": labels},
+                "spec": {"network": "red", "addresses": ["10.50.0.2", "fd00::2"]},
+                "status": {"title": "web", "tenant": "t", "phase": "Ready", "directory": "/nowhere"},
+            })
+        };
+        let ours = HostContainer { name: "ours".into(), engine: "freeflow".into(), ..HostContainer::default() };
+        let mut containers = BTreeMap::from([("declared".to_owned(), ours.clone())]);
+        let held = vnic_of(&item("declared", json!({"tier": "x"})), &mut containers);
+        assert_eq!(held.names().collect::<Vec<_>>(), ["web", "ours"]);
+        assert_eq!((held.container, held.addresses.len(), held.since_s), (Some(ours), 2, 0));
+        let engines = vnic_of(&item("a1", json!({"engine": "oci", "pid": "77"})), &mut containers);
+        let container = engines.container.expect("its engine's");
+        assert_eq!((container.name.as_str(), container.engine.as_str(), container.pid), ("web", "oci", Some(77)));
+        let free = vnic_of(&item("b", json!({"pid": "77"})), &mut containers);
+        assert_eq!((free.container, free.title.as_str(), free.phase.as_str()), (None, "web", "Ready"));
+    }
+}

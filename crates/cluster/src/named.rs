@@ -1,0 +1,53 @@
+//! Names of the vNICs of the other hosts, as far as they are believed: a host names what has its own addresses alone.
+use crate::peers::Peer;
+use crate::view::View;
+use freeflow_orchestrator::{Cidr, DEFAULT_NETWORK, State};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+/// Of each host.
+const NAMED_COUNT_MAX: usize = 1024;
+
+/// A vNIC of another host, as containers of its network call it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Named {
+    /// Its network.
+    pub network: String,
+    /// Its names.
+    pub names: Vec<String>,
+    /// Its addresses.
+    pub addresses: Vec<IpAddr>,
+    /// When it was made, seconds of Unix time, by its host's clock.
+    pub since_s: u64,
+}
+
+/// Those of these hosts. An address counts where the peers file gives it to the host that names it, and the network
+/// has it: so no host names, or has others take for its own, what is in another one's hands.
+pub fn named(view: &View, declared: &State, peers: &[Peer]) -> Vec<Named> {
+    let cidrs = |texts: &[String]| texts.iter().filter_map(|text| text.parse::<Cidr>().ok()).collect::<Vec<_>>();
+    let of_networks: BTreeMap<&str, Vec<Cidr>> =
+        declared.networks().map(|network| (network.name(), cidrs(&network.object.spec.cidrs))).collect();
+    let is_in = |network: &str, address: IpAddr| {
+        if network == DEFAULT_NETWORK {
+            return !of_networks.values().flatten().any(|cidr| cidr.contains(address));
+        }
+        of_networks.get(network).is_some_and(|cidrs| cidrs.iter().any(|cidr| cidr.contains(address)))
+    };
+    let mut all = Vec::new();
+    for peer in peers {
+        let Some(said) = view.vnics().get(&peer.host) else { continue };
+        let limit = all.len() + NAMED_COUNT_MAX;
+        let own: Vec<Cidr> = peer.prefixes.iter().filter_map(|prefix| prefix.parse().ok()).collect();
+        for vnic in &said.vnics {
+            let is_its =
+                |address: &IpAddr| own.iter().any(|cidr| cidr.contains(*address)) && is_in(&vnic.network, *address);
+            let addresses: Vec<IpAddr> = vnic.addresses.iter().copied().filter(is_its).collect();
+            if !addresses.is_empty() && all.len() < limit {
+                let names = vnic.names().map(str::to_owned).collect();
+                all.push(Named { network: vnic.network.clone(), names, addresses, since_s: vnic.since_s });
+            }
+        }
+    }
+    all
+}
