@@ -61,6 +61,16 @@ impl Keys {
         format!("{}/blocks", self.root)
     }
 
+    /// Requests of hosts that join, and the answers.
+    pub fn joins(&self) -> String {
+        format!("{}/joins", self.root)
+    }
+
+    /// Tokens, and the hosts that were admitted.
+    pub fn admission(&self) -> String {
+        format!("{}/admission", self.root)
+    }
+
     /// `None`: something of the writers' own, such as receipts, or nobody's.
     pub fn place<'a>(&self, key: &'a str) -> Option<Place<'a>> {
         let key = key.strip_prefix(&self.root)?.strip_prefix('/')?;

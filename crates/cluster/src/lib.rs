@@ -5,6 +5,7 @@
 //! - [`Follow`]: the news of a cluster, as they come, for one host.
 //! - [`View`]: the cluster as those news have it: what is declared, which hosts there are, whose blocks.
 //! - [`mirror`]: from that to what one host has to have.
+//! - [`Tokens`], [`join`]: a machine becomes a host; [`Admission`]: a controller lets it in.
 //! - [`Controller`]: gives each host a block of each network's addresses, and takes it back.
 //!
 //! | keys under the root | written by | |
@@ -13,6 +14,8 @@
 //! | `declared/` | operators | objects, as one host's store has them |
 //! | `hosts/NAME/` | that host | [`HostRecord`], [`Followed`] |
 //! | `blocks/` | controllers | a range of addresses by network and host |
+//! | `joins/` | who has a token, and controllers | requests and answers, each by token and host |
+//! | `admission/` | controllers; operators | [`TokenRecord`] by its name, and hosts that were admitted |
 //!
 //! Invariant: a block is one host's until that host says that it has followed all that is declared and has the block
 //! no more, or an operator removes the host. So no address of a network is ever two hosts', however old the news of
@@ -20,22 +23,35 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs, clippy::missing_errors_doc)]
 
+mod admission;
+mod authority;
 mod blocks;
 mod file;
 mod follow;
+mod joiner;
+mod joining;
 mod keys;
 pub mod mirror;
 mod operator;
 mod peers;
 mod records;
+mod rights;
+mod token;
 mod view;
+mod x509;
 
+pub use admission::{Admission, DEFAULT_POOL, Pending};
+pub use authority::{AuthorityFiles, CONTROLLER_FILE, member_name};
 pub use blocks::{Controller, block_prefix};
-pub use file::{ClusterFile, DEFAULT_ROOT, Wire};
+pub use file::{AuthorityFile, ClusterFile, DEFAULT_ROOT, Wire};
 pub use follow::{Follow, HEARTBEAT, Report};
+pub use joiner::{HostKey, join, join_as_controller, renew};
+pub use joining::Welcome;
 pub use operator::Operator;
 pub use peers::{Peer, PeersOf};
 pub use records::{Followed, HostRecord, Identity, Problem, is_host_name};
+pub use rights::begin_rights;
+pub use token::{TOKEN_BYTES_MAX, TOKEN_TIME_MAX, Token, TokenRecord, TokenTerms, Tokens, USE_COUNT_MAX};
 pub use view::View;
 
 pub use freeflow_etcd::News;

@@ -48,7 +48,7 @@ pub struct Given(Vec<Entry>);
 
 impl Given {
     pub fn new() -> Self {
-        let identity = Identity { id: "c".into(), version: 1, restored: 0 };
+        let identity = Identity { id: "c".into(), version: 1, restored: 0, pool: None };
         Self::default().key("cluster/data/identity", &serde_json::to_vec(&identity).expect("encodable"))
     }
 
