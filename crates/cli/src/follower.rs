@@ -1,14 +1,15 @@
 //! The process that follows the cluster for a host: what is declared for all hosts it applies here, the other hosts it
 //! writes into the peers file, and it says how far it has come. The router enforces all of that, and goes on without
 //! it, and without etcd.
-use crate::cluster::{Directory, Memory, Own, note_problems, record};
+use crate::cluster::{Directory, Memory, Own, note_problems, record, renew_if_due};
 use crate::control::api::{Api, BASE, encoded};
 use crate::failure::{Failure, Result, fail};
 use crate::output;
 use crate::peers;
 use freeflow_cluster::mirror::{Target, Wanted, carry_out, own_objects, present_of};
 use freeflow_cluster::{
-    ClusterFile, Controller, Follow, Followed, HostRecord, Identity, News, PeersOf, Problem, Report, View,
+    Admission, ClusterFile, Controller, Follow, Followed, HostRecord, Identity, News, PeersOf, Pending, Problem,
+    Report, View,
 };
 use freeflow_hostnet::run_dir::{RunDir, Settings};
 use freeflow_orchestrator::objects::{AnyObject, ObjectKind, parse_object};
@@ -27,6 +28,9 @@ const WHOLE: Duration = Duration::from_secs(30);
 const AGAIN: Duration = Duration::from_secs(3);
 /// etcd is asked by a new connection, with the files' certificates as they are then.
 const RENEWAL: Duration = Duration::from_secs(60);
+
+/// Hosts are admitted so often at most, some at a time: whoever has a token can ask without end.
+const ADMISSION: Duration = Duration::from_millis(200);
 
 /// The router of this host, as what is to be changed.
 struct Host<'a> {
@@ -76,6 +80,14 @@ struct Follower {
     carried: (u64, BTreeMap<String, String>),
     /// Up to which revision blocks were given.
     controlled: Option<Revision>,
+    /// Hosts that want to join, and since when they were last looked at.
+    pending: Pending,
+    admitted_at: Instant,
+    /// The last words of the part that admits them, where it could not.
+    admission_said: Option<String>,
+    /// When the certificate was last looked at, and why it could not be renewed.
+    renewed_at: Instant,
+    renewal_said: Option<String>,
     /// The last words of the part that gives blocks.
     control_said: Option<String>,
     /// The router has not read the peers file as it is.
@@ -154,6 +166,11 @@ impl Follower {
             follow: Follow::start(&file)?,
             report: Report::start(&file, &settings.host)?,
             view: View::new(&file.root),
+            pending: Pending::new(&file.root),
+            admitted_at: Instant::now(),
+            admission_said: None,
+            renewed_at: Instant::now(),
+            renewal_said: None,
             standing: None,
             carried: Default::default(),
             controlled: None,
@@ -181,6 +198,7 @@ impl Follower {
                 News::Behind(error) => Some(error.to_string()),
                 _ => None,
             };
+            self.pending.take(&news);
             self.is_due |= self.view.take(news);
         }
         if self.behind.is_some() && self.connected_at.elapsed() > RENEWAL {
@@ -200,6 +218,8 @@ impl Follower {
             self.say(problems);
         }
         self.control();
+        self.admit();
+        self.renew();
     }
 
     fn connect_anew(&mut self) {
@@ -231,6 +251,45 @@ impl Follower {
             log(text);
         }
         self.control_said = said;
+    }
+
+    /// The certificate of a host that has joined, when it is time.
+    fn renew(&mut self) {
+        if self.renewed_at.elapsed() < AGAIN || self.behind.is_some() || self.check_identity().is_err() {
+            return;
+        }
+        self.renewed_at = Instant::now();
+        let done = renew_if_due(&self.directory, &self.file);
+        if let Ok(true) = done {
+            log("this host has another certificate");
+            self.connect_anew();
+        }
+        let error = done.err().map(|failure| failure.to_string());
+        if let Some(text) = error.as_ref().filter(|_| error != self.renewal_said) {
+            log(text);
+        }
+        self.renewal_said = error;
+    }
+
+    /// Hosts that want to join, where this one admits them.
+    fn admit(&mut self) {
+        let is_time = self.admitted_at.elapsed() > ADMISSION && !self.pending.is_empty();
+        if !self.file.controller || !is_time || self.behind.is_some() || self.check_identity().is_err() {
+            return;
+        }
+        self.admitted_at = Instant::now();
+        let done = Admission::open(&self.file, &self.view).and_then(|mut admission| admission.run(&mut self.pending));
+        let error = match done {
+            Ok(said) => {
+                said.iter().for_each(|text| log(text));
+                None
+            }
+            Err(error) => Some(format!("can't admit hosts: {error}")),
+        };
+        if let Some(text) = error.as_ref().filter(|_| error != self.admission_said) {
+            log(text);
+        }
+        self.admission_said = error;
     }
 
     /// Whether etcd holds the cluster that this host follows, and not as it once was.
@@ -371,6 +430,7 @@ impl Follower {
         if let Some(error) = self.report.error() {
             problems.push(Problem::new(format!("can't say how far this host has come: {error}")));
         }
+        problems.extend(self.renewal_said.iter().map(Problem::new));
         if problems == self.said {
             return;
         }

@@ -1,10 +1,13 @@
 //! `freeflow cluster`: hosts that follow one declaration on etcd.
 mod answers;
 mod host;
+mod join;
 mod process;
+mod tokens;
 
 pub use answers::ClusterApi;
 pub use host::{Directory, Memory, Own, prepare};
+pub use join::{joined, renew_if_due};
 pub use process::{end, log_file, note_problems, problems, record, start};
 
 use crate::arguments::Format;
@@ -12,7 +15,6 @@ use crate::arguments_control::{Cluster, OfCluster};
 use crate::control::api::{Refusal, Trouble};
 use crate::control::{declared, list_of};
 use crate::failure::{Failure, Result};
-use crate::names;
 use crate::output;
 use crate::record::now_s;
 use freeflow_cluster::{ClusterError, ClusterFile, Followed, HEARTBEAT, HostRecord, Operator, Problem, View};
@@ -45,7 +47,9 @@ impl From<ClusterError> for Failure {
 
 pub fn cluster(run_dir: &RunDir, action: Cluster) -> Result<()> {
     match action {
-        Cluster::Init { of } => init(&file(run_dir, &of)?),
+        Cluster::Authority(asked) => tokens::authority(&asked),
+        Cluster::Init { pool, of } => tokens::init(&file_as_it_is(run_dir, &of)?, pool.as_deref()),
+        Cluster::Token(action) => tokens::tokens(run_dir, action),
         Cluster::Status { of, output } => status(&file(run_dir, &of)?, output.format),
         Cluster::Remove { host, of } => {
             let blocks = Operator::open(&file(run_dir, &of)?)?.remove_host(&host)?;
@@ -73,17 +77,13 @@ fn export(file: &ClusterFile) -> Result<()> {
 
 /// The file that is given, else the one that this host follows by.
 fn file(run_dir: &RunDir, of: &OfCluster) -> Result<ClusterFile> {
+    Ok(file_as_it_is(run_dir, of)?.as_own())
+}
+
+fn file_as_it_is(run_dir: &RunDir, of: &OfCluster) -> Result<ClusterFile> {
     let given: Option<PathBuf> = of.cluster.clone().or_else(|| run_dir.settings()?.cluster);
     let path = given.ok_or_else(|| Failure::new("which cluster: --cluster FILE, or FREEFLOW_CLUSTER").with_code(2))?;
     Ok(ClusterFile::read(&path)?)
-}
-
-fn init(file: &ClusterFile) -> Result<()> {
-    let (identity, is_new) = Operator::init(file, &names::digits::<8>()?)?;
-    let is = if is_new { "is made" } else { "is there already" };
-    output::line(format!("Cluster {} {is} in etcd, under {}.", identity.id, file.root));
-    output::line("Next, on each host: freeflow up --cluster FILE --address IP --range CIDR --host NAME");
-    Ok(())
 }
 
 /// One host of the cluster, as `status` shows it.
