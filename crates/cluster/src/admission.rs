@@ -379,3 +379,74 @@ pub(crate) fn remove_host(file: &ClusterFile, host: &str) -> Result<bool, Cluste
     }
     Err(busy())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use freeflow_orchestrator::Revision;
+
+    fn entry(key: &str, bytes: usize) -> Entry {
+        let value = vec![b'x'; bytes];
+        Entry { key: key.into(), value, created: Revision(1), modified: Revision(1), lease: None }
+    }
+
+    fn changed(pending: &mut Pending, key: &str, entry: Option<Entry>) {
+        pending.take(&News::Changed(Revision(2), vec![(key.to_owned(), entry)]));
+    }
+
+    #[test]
+    fn a_bounded_number_of_requests_waits_and_nothing_else() {
+        let mut pending = Pending::new("/freeflow");
+        for key in [
+            "/freeflow/joins/data/0123456789ab/h1/answer",
+            "/freeflow/joins/data/0123456789ab/h1",
+            "/freeflow/joins/data/0123456789ab/../request",
+            "/freeflow/joins/data/0123456789ab/a/b/request",
+            "/freeflow/joins/data/not-a-token/h1/request",
+            "/freeflow/joins/receipts/0123456789ab/h1/request",
+            "/freeflower/joins/data/0123456789ab/h1/request",
+            "/freeflow/hosts/h1/data/record",
+            "/freeflow/hosts/h1/renewal",
+            "/freeflow/hosts/../data/renewal",
+            "/freeflow/admission/data/hosts/h1",
+        ] {
+            changed(&mut pending, key, Some(entry(key, 3)));
+            assert!(pending.is_empty(), "{key}");
+        }
+        let key = "/freeflow/joins/data/0123456789ab/h1/request";
+        changed(&mut pending, key, Some(entry(key, MESSAGE_BYTES_MAX + 1)));
+        assert!(pending.is_empty(), "one that is too long");
+        changed(&mut pending, key, Some(entry(key, 3)));
+        assert_eq!(pending.requests.len(), 1);
+        changed(&mut pending, key, None);
+        assert!(pending.is_empty(), "it was answered");
+        for number in 0..2 * PENDING_COUNT_MAX {
+            for key in [format!("joins/data/0123456789ab/h{number}/request"), format!("hosts/h{number}/data/renewal")] {
+                let key = format!("/freeflow/{key}");
+                changed(&mut pending, &key, Some(entry(&key, 3)));
+            }
+        }
+        assert_eq!((pending.requests.len(), pending.renewals.len()), (PENDING_COUNT_MAX, PENDING_COUNT_MAX));
+        pending.take(&News::Listed(Revision(3), vec![entry(key, 3)]));
+        assert_eq!((pending.requests.len(), pending.renewals.len()), (1, 0));
+    }
+
+    #[test]
+    fn a_host_that_was_removed_waits_until_its_user_is_gone() {
+        let mut pending = Pending::new("/freeflow");
+        let key = "/freeflow/admission/data/hosts/h1";
+        let mut admitted =
+            Admitted { public_key: "k".into(), user: "u".into(), token: None, at_s: 1, is_removed: false };
+        let of = |admitted: &Admitted| {
+            let value = serde_json::to_vec(admitted).expect("encodable");
+            Some(Entry { value, ..entry(key, 0) })
+        };
+        changed(&mut pending, key, of(&admitted));
+        assert!(pending.is_empty());
+        admitted.is_removed = true;
+        changed(&mut pending, key, of(&admitted));
+        assert_eq!(pending.removed, BTreeSet::from(["h1".to_owned()]));
+        changed(&mut pending, key, None);
+        assert!(pending.is_empty());
+    }
+}

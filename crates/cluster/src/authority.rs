@@ -170,3 +170,70 @@ pub fn member_name(address: IpAddr) -> String {
 pub(crate) fn of_file(file: &ClusterFile) -> Result<Option<Authority>, ClusterError> {
     file.authority.as_ref().map(|files| Authority::open(&files.cert, &files.key)).transpose()
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+    use std::path::PathBuf;
+
+    /// A directory that goes with this.
+    pub struct Directory(pub PathBuf);
+
+    impl Drop for Directory {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    /// With the files of two authorities, `one` and `other`.
+    pub fn directory() -> Directory {
+        let name = format!("freeflow-authority.{}.{:?}", std::process::id(), std::thread::current().id());
+        let directory = Directory(std::env::temp_dir().join(name));
+        fs::create_dir(&directory.0).expect("a directory");
+        for name in ["one", "other"] {
+            files().make(&directory.0.join(name)).expect("made");
+        }
+        directory
+    }
+
+    fn files() -> AuthorityFiles<'static> {
+        const MEMBERS: [IpAddr; 2] = [
+            IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1)),
+            IpAddr::V6(std::net::Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
+        ];
+        AuthorityFiles { members: &MEMBERS, root: "/other", wire: Wire::Sealed }
+    }
+
+    #[test]
+    fn the_files_of_an_authority_are_those_of_a_cluster() {
+        let directory = directory();
+        let one = directory.0.join("one");
+        let controller = ClusterFile::read(&one.join(CONTROLLER_FILE)).expect("a cluster file");
+        assert_eq!(controller.etcd, ["https://192.0.2.1:2379", "https://[2001:db8::1]:2379"]);
+        assert!(controller.controller && controller.cert.is_none() && controller.wire == Wire::Sealed);
+        assert_eq!((controller.as_own().cert, controller.root.as_str()), (Some(one.join("root.pem")), "/other"));
+        assert!(of_file(&controller).expect("its keys").is_some());
+        let operator = ClusterFile::read(&one.join("operator.json")).expect("a cluster file");
+        assert_eq!((operator.as_own().cert, operator.authority), (Some(one.join("operator.pem")), None));
+        for name in ["ca", "root", "operator", "etcd-192.0.2.1", "etcd-2001-db8--1"] {
+            let mode = fs::metadata(one.join(format!("{name}.key"))).expect("its key").permissions().mode();
+            assert!(mode & 0o077 == 0 && one.join(format!("{name}.pem")).exists(), "{name}");
+        }
+        // Another authority is not put in its place.
+        let before = fs::read(one.join("ca.key")).expect("read");
+        let error = files().make(&one).expect_err("it is there").to_string();
+        assert!(error.contains("already") && fs::read(one.join("ca.key")).expect("read") == before, "{error}");
+    }
+
+    #[test]
+    fn an_authority_has_its_own_key_and_keeps_it() {
+        let directory = directory();
+        let (one, other) = (directory.0.join("one"), directory.0.join("other"));
+        let error = |cert: PathBuf, key: PathBuf| Authority::open(&cert, &key).err().expect("refused").to_string();
+        assert!(error(one.join("ca.pem"), other.join("ca.key")).contains("not the key of"));
+        assert!(error(one.join("ca.key"), one.join("ca.key")).contains("no certificate"));
+        fs::set_permissions(one.join("ca.key"), fs::Permissions::from_mode(0o640)).expect("changed");
+        assert!(error(one.join("ca.pem"), one.join("ca.key")).contains("chmod 600"));
+    }
+}

@@ -234,3 +234,110 @@ pub(crate) fn no_token(id: &str) -> String {
 pub(crate) fn refused(why: String) -> ClusterError {
     Refusal::new(Reason::Forbidden, why).into()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::token::tests::{record_of, token};
+
+    const NOW_S: u64 = 1_800_000_000;
+
+    fn request(host: &str) -> Request {
+        let key = crate::x509::Key::generate().expect("a key");
+        Request::new(host, key.public(), NOW_S).expect("a request")
+    }
+
+    fn admitted(request: &Request) -> Admitted {
+        let (public_key, user) = (request.public_key.clone(), "host-h1-00".into());
+        Admitted { public_key, user, token: None, at_s: NOW_S, is_removed: false }
+    }
+
+    #[test]
+    fn a_request_is_its_tokens_and_its_places() {
+        let (own, other, request) = (token(), token(), request("h1"));
+        let bytes = request.sign(&own).expect("signed");
+        let read =
+            |bytes: &[u8], id: &str, token: &Token, host: &str| Request::read(bytes, (id, &record_of(token, 1)), host);
+        assert_eq!(read(&bytes, &own.id, &own, "h1"), Ok(request.clone()));
+        // By another token's key, or for another token or host.
+        assert!(read(&bytes, &own.id, &other, "h1").is_err_and(|why| why.contains("not signed")));
+        assert!(read(&bytes, &other.id, &own, "h1").is_err_and(|why| why.contains("not signed")));
+        assert!(read(&bytes, &own.id, &own, "h2").is_err());
+        // With one letter changed, cut off, too long, or none at all.
+        for at in 0..bytes.len() {
+            let mut changed = bytes.clone();
+            changed[at] = changed[at].wrapping_add(1);
+            assert!(read(&changed, &own.id, &own, "h1").is_err(), "byte {at}");
+        }
+        let long = [&bytes[..], &[b' '; MESSAGE_BYTES_MAX]].concat();
+        for bad in [&bytes[1..], &bytes[..bytes.len() - 1], &long, b"", b"{}", b"null"] {
+            assert!(read(bad, &own.id, &own, "h1").is_err());
+        }
+        // Names that are no host's, though the bearer of the token signs them.
+        for bad in ["../h1", "", "h 1"] {
+            let bytes = Request { host: bad.into(), ..request.clone() }.sign(&own).expect("signed");
+            assert!(read(&bytes, &own.id, &own, bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn an_answer_is_the_authoritys_and_its_requests() {
+        let directory = crate::authority::tests::directory();
+        let open = |name: &str| {
+            let path = directory.0.join(name);
+            Authority::open(&path.join("ca.pem"), &path.join("ca.key")).expect("an authority")
+        };
+        let (authority, other) = (open("one"), open("other"));
+        let key = |name: &str| {
+            let pem = std::fs::read_to_string(directory.0.join(name).join("ca.pem")).expect("read");
+            crate::x509::Issuer::of_pem(&pem).expect("an authority").public_key
+        };
+        let welcome =
+            Welcome { certificate: None, expires_s: 1, pool: "10.0.0.0/8".into(), range: "10.1.0.0/24".into() };
+        let bytes = answer(Some(&authority), "t", b"request", Ok(welcome.clone())).expect("an answer");
+        let read = |bytes: &[u8], token: &str, request: &[u8]| read_answer(bytes, Some(&key("one")), token, request);
+        assert_eq!(read(&bytes, "t", b"request"), Some(Ok(welcome.clone())));
+        assert!(is_answer_to(&bytes, b"request") && !is_answer_to(&bytes, b"another"));
+        // Of another request, token or authority, changed, or by nobody.
+        assert_eq!(read(&bytes, "t", b"another"), None);
+        assert_eq!(read(&bytes, "u", b"request"), None);
+        let forged = answer(Some(&other), "t", b"request", Ok(welcome.clone())).expect("an answer");
+        assert_eq!(read(&forged, "t", b"request"), None);
+        let changed = String::from_utf8(bytes).expect("text").replace("10.1.0.0", "10.2.0.0");
+        assert_eq!(read(changed.as_bytes(), "t", b"request"), None);
+        let nobodys = answer(None, "t", b"request", Ok(welcome.clone())).expect("an answer");
+        assert_eq!(read(&nobodys, "t", b"request"), None);
+        // Without an authority there is nobody to sign.
+        assert_eq!(read_answer(&nobodys, None, "t", b"request"), Some(Ok(welcome)));
+        let no = answer(Some(&authority), "t", b"request", Err("no".into())).expect("an answer");
+        assert_eq!(read(&no, "t", b"request"), Some(Err("no".into())));
+    }
+
+    #[test]
+    fn a_host_joins_once_and_by_a_token_that_is_good() {
+        let (token, request) = (record_of(&token(), 2), request("h1"));
+        let case =
+            |token, there, is_recorded, now_s| decide(&Case { request: &request, token, there, is_recorded, now_s });
+        let Ok(Decision::New(after)) = case(&token, None, false, NOW_S) else { panic!("it may join") };
+        assert_eq!((after.uses_left, after.used_by.as_slice()), (1, &["h1".to_owned()][..]));
+        assert_eq!((&after.public_key, after.expires_s), (&token.public_key, token.expires_s));
+        // Again, also by a token that is used up since: it was let in, and has lost the answer.
+        let (own, used_up) = (admitted(&request), TokenRecord { uses_left: 0, ..token.clone() });
+        assert_eq!(case(&used_up, Some(&own), true, NOW_S), Ok(Decision::Known));
+        let removed = Admitted { is_removed: true, ..own.clone() };
+        let other = Admitted { public_key: "another".into(), ..own.clone() };
+        let old = TokenRecord { expires_s: NOW_S, ..token.clone() };
+        for (token, there, is_recorded, now_s, word) in [
+            (&used_up, None, false, NOW_S, "used up"),
+            (&old, None, false, NOW_S, "expired"),
+            (&token, Some(&other), true, NOW_S, "another key"),
+            (&token, Some(&removed), false, NOW_S, "another key"),
+            (&token, None, true, NOW_S, "another key"),
+            (&token, None, false, NOW_S + CLOCKS_S + 1, "behind"),
+            (&token, None, false, NOW_S - CLOCKS_S - 1, "ahead of"),
+        ] {
+            let why = case(token, there, is_recorded, now_s).expect_err(word);
+            assert!(why.contains(word), "{word}: {why}");
+        }
+    }
+}

@@ -256,3 +256,62 @@ pub(crate) fn read<T: serde::de::DeserializeOwned>(
 pub(crate) fn compare(key: &str, modified: Option<Revision>) -> Compare {
     Compare { key: key.into(), modified }
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// One of an etcd without TLS.
+    pub fn token() -> Token {
+        Token {
+            id: digits(&random::<ID_BYTES>().expect("random")),
+            etcd: vec!["http://192.0.2.1:2379".into()],
+            cacert: None,
+            root: "/freeflow".into(),
+            wire: Wire::Sealed,
+            expires_s: 1_900_000_000,
+            key: Key::generate().expect("a key").pem(),
+            cert: None,
+        }
+    }
+
+    pub fn record_of(token: &Token, uses_left: u32) -> TokenRecord {
+        let public_key = public_text(token.signing().expect("a key").public());
+        TokenRecord { public_key, uses_left, expires_s: token.expires_s, used_by: Vec::new() }
+    }
+
+    fn text_of(value: &serde_json::Value) -> String {
+        format!("{FORM}{}", URL_SAFE_NO_PAD.encode(value.to_string()))
+    }
+
+    #[test]
+    fn a_token_is_a_line_of_text() {
+        let token = token();
+        let text = token.to_text();
+        assert!(text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte)));
+        assert!(Token::parse(&format!(" {text}\n")).expect("the same") == token);
+        assert!(!format!("{token:?}").contains("PRIVATE"), "a log would have the key");
+        let fields = serde_json::to_value(&token).expect("fields");
+        let with = |field: &str, value: serde_json::Value| {
+            let mut fields = fields.clone();
+            fields[field] = value;
+            text_of(&fields)
+        };
+        assert!(Token::parse(&text_of(&fields)).is_ok());
+        for (bad, word) in [
+            (String::new(), "begins with ff1."),
+            (text[FORM.len()..].to_owned(), "begins with"),
+            (format!("ff2.{}", &text[FORM.len()..]), "another release"),
+            (text[..text.len() / 2].to_owned(), "missing or changed"),
+            (text.replace('e', "%"), "missing or changed"),
+            (text_of(&serde_json::json!({})), "missing or changed"),
+            (with("key", "none".into()), "private key"),
+            (with("id", "../../x".into()), "no sense"),
+            (with("root", "freeflow".into()), "no sense"),
+            (with("cert", "a certificate without an authority".into()), "no sense"),
+        ] {
+            let error = Token::parse(&bad).expect_err(word).to_string();
+            assert!(error.contains(word), "{word}: {error}");
+        }
+    }
+}
