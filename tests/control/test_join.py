@@ -236,6 +236,41 @@ def test_a_second_controller_goes_on_when_the_first_is_down(hosts):
     need("host host3 is admitted" in hosts.log(2), hosts.log(2))
 
 
+def test_for_trials_etcd_may_be_without_tls(hosts):
+    directory = hosts.lab.directory / "plain"
+    directory.mkdir()
+    url = f"http://{hosts.etcd.addresses[0]}:12379"
+    file = directory / "cluster.json"
+    file.write_text(json.dumps({"etcd": [url], "controller": True}))
+    peer = f"http://{hosts.etcd.addresses[0]}:12380"
+    words = ["etcd", "--data-dir", directory / "data", "--listen-client-urls", url, "--advertise-client-urls", url,
+             "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}"]
+    with open(directory / "log", "wb") as log:
+        etcd = subprocess.Popen([str(word) for word in hosts.host(1).enter(*words)], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def init(pool, codes):
+        host = hosts.host(1)
+        return run(host.enter(host.freeflow_path, "cluster", "init", "--cluster", file, "--pool", pool), 30, codes=codes)
+    try:
+        for number in HOSTS:
+            hosts.host(number).freeflow("down", "--force")
+        made = hosts.wait("a cluster", lambda: init("10.99.0.0/16", (0,)))
+        other = init("10.98.0.0/16", (1,))
+        need("keeps that" in other, other)
+        hosts.host(1).freeflow("up", "--cluster", file, "--host", "host1")
+        hosts.join(2, made[made.index("ff1."):].split()[0])
+        hosts.host(1).freeflow("up", "--cluster", file)
+        # By the file that it follows by.
+        words = hosts.host(2).enter(*hosts.host(2).command("cluster", "status", "-o", "json"))
+        rows = hosts.wait("both follow", lambda: len(rows := json.loads(run(words, 30))["hosts"]) == 2 and rows)
+        need([row["default_range"] for row in rows] == ["10.99.0.0/24", "10.99.1.0/24"], f"{rows}")
+        hosts.wait("peers", lambda: "up" in hosts.host(2).freeflow("peers", "ls"))
+        pingpong(hosts, 1, 2, "default")
+    finally:
+        etcd.kill()
+        etcd.wait(20)
+
+
 def test_down_leaves_nothing(hosts):
     for number in HOSTS:
         hosts.host(number).freeflow("down", "--force")

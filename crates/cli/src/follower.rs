@@ -255,7 +255,7 @@ impl Follower {
 
     /// The certificate of a host that has joined, when it is time.
     fn renew(&mut self) {
-        if self.renewed_at.elapsed() < AGAIN || self.behind.is_some() || self.check_identity().is_err() {
+        if self.renewed_at.elapsed() < ROUND || self.behind.is_some() || self.check_identity().is_err() {
             return;
         }
         self.renewed_at = Instant::now();
@@ -274,7 +274,7 @@ impl Follower {
     /// Hosts that want to join, where this one admits them.
     fn admit(&mut self) {
         let is_time = self.admitted_at.elapsed() > ADMISSION && !self.pending.is_empty();
-        if !self.file.controller || !is_time || self.behind.is_some() || self.check_identity().is_err() {
+        if !self.file.admits() || !is_time || self.behind.is_some() || self.check_identity().is_err() {
             return;
         }
         self.admitted_at = Instant::now();

@@ -89,6 +89,11 @@ impl ClusterFile {
         Ok(file)
     }
 
+    /// Whether this host admits others. Where etcd has TLS it can only with the authority's key.
+    pub fn admits(&self) -> bool {
+        self.controller && (self.authority.is_some() || self.cacert.is_none())
+    }
+
     /// As etcd's root: for users and their rights.
     pub(crate) fn as_root(&self) -> Self {
         match &self.authority {

@@ -183,8 +183,8 @@ fn hosts_ranges_are_apart_and_come_back_when_they_are_removed() {
         };
         assert_eq!([range("h1"), range("h2")], ["10.111.0.0/24", "10.111.3.0/24"]);
         assert!(why(join(&token, "hand", &key(&etcd, "hand"), WAIT)).contains("another key"));
-        // Blocks of `default` stay, though nobody has declared it and hosts don't speak of it; and no network is declared
-        // over them.
+        // Blocks of `default` stay, though nobody has declared it and hosts don't speak of it; and no network is
+        // declared over them.
         let report = Report::start(&file, "h2").expect("a thread");
         let own = HostRecord { default_range: "10.111.3.0/24".into(), ..record(77) };
         report.say(Some(own), None, Followed { revision: 1_000_000, ..Followed::default() });
