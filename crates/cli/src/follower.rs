@@ -278,14 +278,15 @@ impl Follower {
             return;
         }
         self.admitted_at = Instant::now();
-        let done = Admission::open(&self.file, &self.view).and_then(|mut admission| admission.run(&mut self.pending));
-        let error = match done {
-            Ok(said) => {
+        let error = match Admission::open(&self.file, &self.view) {
+            Ok(mut admission) => {
+                let (said, error) = admission.run(&mut self.pending);
                 said.iter().for_each(|text| log(text));
-                None
+                error
             }
-            Err(error) => Some(format!("can't admit hosts: {error}")),
+            Err(error) => Some(error),
         };
+        let error = error.map(|error| format!("can't admit hosts: {error}"));
         if let Some(text) = error.as_ref().filter(|_| error != self.admission_said) {
             log(text);
         }

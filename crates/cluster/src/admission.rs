@@ -16,7 +16,7 @@ use crate::view::View;
 use crate::x509::random;
 use freeflow_etcd::{EtcdStore, News};
 use freeflow_orchestrator::store::{Committed, Entry, Transaction, Write};
-use freeflow_orchestrator::{Pool, Reason, Refusal, Store};
+use freeflow_orchestrator::{Pool, Reason, Refusal, Revision, Store};
 use freeflow_verbs::{Duration, Instant};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -156,14 +156,17 @@ impl<'a> Admission<'a> {
         Ok(Self { store: file.store(&file.keys().admission())?, file, view, authority, rights })
     }
 
-    /// Does what waits, a bounded part of it; what was done, for the log. What was not stays there.
-    ///
-    /// # Errors
-    /// etcd did not do it.
-    pub fn run(&mut self, pending: &mut Pending) -> Result<Vec<String>, ClusterError> {
+    /// Does what waits, a bounded part of it: a line for the log about each, and why it ended early, if it did. Then
+    /// the rest waits on.
+    pub fn run(&mut self, pending: &mut Pending) -> (Vec<String>, Option<ClusterError>) {
         let mut said = Vec::new();
+        let done = self.run_all(pending, &mut said);
+        (said, done.err())
+    }
+
+    fn run_all(&mut self, pending: &mut Pending, said: &mut Vec<String>) -> Result<(), ClusterError> {
         while let Some(host) = pending.removed.first().cloned() {
-            if self.finish_removal(&host)? {
+            if lasting(self.finish_removal(&host), &host, said)?.unwrap_or_default() {
                 said.push(format!("the certificates of host {host}, which was removed, are nobody's now"));
             }
             pending.removed.remove(&host);
@@ -171,39 +174,47 @@ impl<'a> Admission<'a> {
         for _ in 0..ANSWER_COUNT {
             let Some((host, entry)) = pending.renewals.first_key_value() else { break };
             let (host, entry) = (host.clone(), entry.clone());
-            said.extend(self.renew(&host, &entry.value)?);
+            let renewed = self.renew(&host, &entry.value);
+            let text = lasting(renewed, &host, said)?.flatten();
+            said.extend(text);
             pending.renewals.remove(&host);
+        }
+        if pending.requests.is_empty() {
+            return Ok(());
         }
         let mut joins = self.file.store(&self.file.keys().joins())?;
         for _ in 0..ANSWER_COUNT {
-            let Some(((token, host), entry)) = pending.requests.first_key_value() else { break };
-            let (token, host, entry) = (token.clone(), host.clone(), entry.clone());
-            let outcome = match self.admit_bearer(&token, &host, &entry.value) {
-                Ok(welcome) => Ok(welcome),
-                Err(ClusterError::Refused(refusal)) => Err(refusal.message.clone()),
-                Err(error) => return Err(error),
-            };
-            let text = match &outcome {
-                Ok(welcome) => format!("host {host} is admitted by token {token}, with addresses {}", welcome.range),
-                Err(why) => format!("host {host} is refused, by token {token}: {why}"),
-            };
-            let value = answer(self.authority.as_ref(), &token, &entry.value, outcome)?;
-            let lease = Some(joins.grant(Instant(0), MESSAGE_TIME)?);
-            let key = request_key(&token, &host);
-            let transaction = Transaction {
-                compares: vec![compare(&key, Some(entry.modified))],
-                writes: vec![
-                    Write { key, value: None, lease: None },
-                    Write { key: answer_key(&token, &host), value: Some(value), lease },
-                ],
-            };
-            // Else another controller was faster, or the host has asked anew.
-            if matches!(joins.commit(&transaction)?, Committed::Done(_)) {
-                said.push(text);
-            }
+            // The oldest first: nobody can push in.
+            let Some((place, entry)) = pending.requests.iter().min_by_key(|(_, entry)| entry.modified) else { break };
+            let ((token, host), entry) = (place.clone(), entry.clone());
+            let answered = self.answer(&mut joins, (&token, &host), &entry);
+            let text = lasting(answered, &host, said)?.flatten();
+            said.extend(text);
             pending.requests.remove(&(token, host));
         }
-        Ok(said)
+        Ok(())
+    }
+
+    /// Answers a request; `None`: another controller was faster, or the host has asked anew.
+    fn answer(
+        &mut self,
+        joins: &mut EtcdStore,
+        (token, host): (&str, &str),
+        entry: &Entry,
+    ) -> Result<Option<String>, ClusterError> {
+        let outcome = outcome_of(self.admit_bearer(token, host, &entry.value))?;
+        let text = match &outcome {
+            Ok(welcome) => format!("host {host} is admitted by token {token}, with addresses {}", welcome.range),
+            Err(why) => format!("host {host} is refused, by token {token}: {why}"),
+        };
+        let value = Some(answer(self.authority.as_ref(), token, &entry.value, outcome)?);
+        let lease = Some(joins.grant(Instant(0), MESSAGE_TIME)?);
+        let asked = request_key(token, host);
+        let compares = vec![compare(&asked, Some(entry.modified))];
+        let answered = Write { key: answer_key(token, host), value, lease };
+        let writes = vec![Write { key: asked, value: None, lease: None }, answered];
+        let done = joins.commit(&Transaction { compares, writes })?;
+        Ok(matches!(done, Committed::Done(_)).then_some(text))
     }
 
     /// Another certificate for a host that is in, unless it has one by this request. By the host's own user in etcd,
@@ -224,11 +235,7 @@ impl<'a> Admission<'a> {
             (Ok(_), _) => Err(refused("the cluster has admitted no host of this name and key".into())),
             (Err(why), _) => Err(refused(why)),
         };
-        let outcome = match outcome {
-            Ok(welcome) => Ok(welcome),
-            Err(ClusterError::Refused(refusal)) => Err(refusal.message),
-            Err(error) => return Err(error),
-        };
+        let outcome = outcome_of(outcome)?;
         let text = match &outcome {
             Ok(_) => format!("host {host} has another certificate"),
             Err(why) => format!("host {host} gets no other certificate: {why}"),
@@ -301,10 +308,7 @@ impl<'a> Admission<'a> {
     }
 
     /// The host of a name, if it was admitted and is not removed, and when that was written.
-    fn there(
-        &mut self,
-        host: &str,
-    ) -> Result<(Option<Admitted>, Option<freeflow_orchestrator::Revision>), ClusterError> {
+    fn there(&mut self, host: &str) -> Result<(Option<Admitted>, Option<Revision>), ClusterError> {
         let key = format!("{HOSTS}{host}");
         match read::<Admitted>(&self.store, &key)? {
             (Some(admitted), _) if admitted.is_removed => {
@@ -349,6 +353,27 @@ impl<'a> Admission<'a> {
     }
 }
 
+/// A refusal is an answer; all else is none.
+fn outcome_of(done: Result<Welcome, ClusterError>) -> Result<Result<Welcome, String>, ClusterError> {
+    match done {
+        Ok(welcome) => Ok(Ok(welcome)),
+        Err(ClusterError::Refused(refusal)) => Ok(Err(refusal.message)),
+        Err(error) => Err(error),
+    }
+}
+
+/// An error that will not pass is said, and holds up nobody else; of others the work ends, and goes on later.
+fn lasting<T>(done: Result<T, ClusterError>, host: &str, said: &mut Vec<String>) -> Result<Option<T>, ClusterError> {
+    match done {
+        Ok(done) => Ok(Some(done)),
+        Err(error @ ClusterError::Store(_)) => Err(error),
+        Err(error) => {
+            said.push(format!("host {host} gets no answer: {error}"));
+            Ok(None)
+        }
+    }
+}
+
 fn new_host(bearer: &Bearer<'_>) -> Result<Admitted, ClusterError> {
     Ok(Admitted {
         public_key: bearer.public_key.into(),
@@ -383,7 +408,6 @@ pub(crate) fn remove_host(file: &ClusterFile, host: &str) -> Result<bool, Cluste
 #[cfg(test)]
 mod tests {
     use super::*;
-    use freeflow_orchestrator::Revision;
 
     fn entry(key: &str, bytes: usize) -> Entry {
         let value = vec![b'x'; bytes];
