@@ -64,7 +64,7 @@ fn rights_are_given_and_taken() {
     put(&mut own, "b", "2").expect("its own prefix");
     let mut other = EtcdStore::new(&cluster.endpoints_as("host1"), "/freeflow/hosts/h2").expect("a store");
     assert!(other.list("", None).is_ok() && put(&mut other, "a", "1").is_err(), "others' it reads");
-    // Who has no right to give rights gives none.
+    // Without that right nobody gives rights.
     let of_host = Auth::new(&cluster.endpoints_as("host1")).expect("a client");
     assert!(matches!(of_host.add_user("host2"), Err(EtcdError::Denied(_))));
     auth.delete("host1").expect("deleted");
