@@ -28,7 +28,8 @@ spec: {tenant: red, cidrs: [10.50.0.0/24]}
 @pytest.fixture(scope="module")
 def hosts():
     harness.require_commands("etcd", "etcdctl", "openssl", "ibv_rc_pingpong")
-    hosts = JoiningHosts()
+    # As real hosts should be: all of them learn by the token that packets are sealed.
+    hosts = JoiningHosts("--sealed")
     hosts.first = None
     yield hosts
     hosts.close()
@@ -107,6 +108,8 @@ def test_hosts_join_and_find_each_other(hosts):
     hosts.wait("peers", lambda: all(
         len(peers := json.loads(hosts.host(n).freeflow("peers", "ls", "-o", "json"))["peers"]) == 2
         and all(peer["state"] == "up" for peer in peers) for n in HOSTS))
+    files = [json.loads((hosts.host(n).run_dir / "cluster" / "peers.json").read_text()) for n in HOSTS]
+    need(all(file["wire"] == "sealed" for file in files), f"{files}")
     pingpong(hosts, 1, 3, "default")
     hosts.apply(RED)
     hosts.wait("all have it", lambda: all(hosts.network(n, "red") for n in HOSTS))

@@ -93,10 +93,14 @@ class Hosts:
 
 
 class JoiningHosts(Hosts):
-    """The same with `freeflow cluster authority`, and tokens."""
+    """The same with `freeflow cluster authority`, with these options, and tokens."""
+
+    def __init__(self, *options):
+        self.options = options
+        super().__init__()
 
     def begin(self):
-        self.etcd = Etcd(self.lab, self.lab.directory / "etcd")
+        self.etcd = Etcd(self.lab, self.lab.directory / "etcd", options=self.options)
         self.etcd.wait_until_healthy()
         self.operator = self.etcd.directory / "operator.json"
         self.controller = self.etcd.directory / "controller.json"

@@ -18,14 +18,15 @@ class Etcd:
     """A cluster of etcd's; `file(user)` is the cluster file of a user. Without users its certificates, and the files of
     the operator and of controllers, are those of `freeflow cluster authority`."""
 
-    def __init__(self, lab, directory, users=None):
+    def __init__(self, lab, directory, users=None, options=()):
         self.lab, self.directory = lab, directory
         self.addresses = [row["address"] for row in lab.status()["hosts"]]
         self.members = {}
         self.has_own_server_files = users is None
         try:
             if self.has_own_server_files:
-                self.flags = run([lab.host(1).freeflow_path, "cluster", "authority", directory, "--etcd", ",".join(self.addresses)], 20)
+                words = ["cluster", "authority", directory, "--etcd", ",".join(self.addresses), *options]
+                self.flags = run([lab.host(1).freeflow_path, *words], 20)
             else:
                 directory.mkdir()
                 self.make_certificates(["server", "root", *users])
