@@ -19,14 +19,18 @@ class Hosts:
         self.lab = Lab(3, 1500)
         self.etcd = None
         try:
-            self.etcd = Etcd(self.lab, self.lab.directory / "etcd", ["operator", *map(name_of, HOSTS)])
-            self.etcd.wait_until_healthy()
-            self.etcd.give_rights("operator", list(map(name_of, HOSTS)), [name_of(1)])
-            self.operator = self.etcd.file("operator")
+            self.begin()
             self.rows = {row["name"]: row for row in self.lab.status()["hosts"]}
         except BaseException:
             self.close()
             raise
+
+    def begin(self):
+        """etcd, with certificates and rights by hand."""
+        self.etcd = Etcd(self.lab, self.lab.directory / "etcd", ["operator", *map(name_of, HOSTS)])
+        self.etcd.wait_until_healthy()
+        self.etcd.give_rights("operator", list(map(name_of, HOSTS)), [name_of(1)])
+        self.operator = self.etcd.file("operator")
 
     def host(self, number):
         return self.lab.host(number)
@@ -86,6 +90,42 @@ class Hosts:
         if self.etcd:
             self.etcd.close()
         self.lab.close()
+
+
+class JoiningHosts(Hosts):
+    """The same with `freeflow cluster authority`, with these options, and tokens."""
+
+    def __init__(self, *options):
+        self.options = options
+        super().__init__()
+
+    def begin(self):
+        self.etcd = Etcd(self.lab, self.lab.directory / "etcd", options=self.options)
+        self.etcd.wait_until_healthy()
+        self.operator = self.etcd.directory / "operator.json"
+        self.controller = self.etcd.directory / "controller.json"
+
+    def as_controller(self, *words, at=1, codes=(0,), seconds=60):
+        """With the files of a controller, before it is a host."""
+        host = self.host(at)
+        return run(host.enter(host.freeflow_path, *words, "--cluster", self.controller), seconds, codes=codes)
+
+    def token(self, *options):
+        return self.as_controller("cluster", "token", "create", *options).strip()
+
+    def up_controller(self, number, *options, **more):
+        host = self.host(number)
+        host.freeflow("down", "--force")
+        return host.freeflow("up", "--cluster", self.controller, "--host", name_of(number), *options, **more)
+
+    def join(self, number, token, *options, name=None, **more):
+        """By a token in a file, where nobody else sees it."""
+        host = self.host(number)
+        host.freeflow("down", "--force")
+        path = self.lab.directory / "token"
+        path.touch(mode=0o600)
+        path.write_text(token)
+        return host.freeflow("up", "--join", f"@{path}", "--host", name or name_of(number), *options, **more)
 
 
 def name_of(number):

@@ -15,15 +15,21 @@ NEW_KEY = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"
 
 
 class Etcd:
-    """A cluster of etcd's; `file(user)` is the cluster file of a user."""
+    """A cluster of etcd's; `file(user)` is the cluster file of a user. Without users its certificates, and the files of
+    the operator and of controllers, are those of `freeflow cluster authority`."""
 
-    def __init__(self, lab, directory, users):
+    def __init__(self, lab, directory, users=None, options=()):
         self.lab, self.directory = lab, directory
         self.addresses = [row["address"] for row in lab.status()["hosts"]]
         self.members = {}
-        directory.mkdir()
+        self.has_own_server_files = users is None
         try:
-            self.make_certificates(["server", "root", *users])
+            if self.has_own_server_files:
+                words = ["cluster", "authority", directory, "--etcd", ",".join(self.addresses), *options]
+                self.flags = run([lab.host(1).freeflow_path, *words], 20)
+            else:
+                directory.mkdir()
+                self.make_certificates(["server", "root", *users])
             for number in range(1, len(self.addresses) + 1):
                 self.start(number)
         except BaseException:
@@ -55,8 +61,9 @@ class Etcd:
         all_members = ",".join(f"m{i}=https://{other}:{PEER_PORT}" for i, other in enumerate(self.addresses, 1))
         words = ["etcd", "--name", f"m{number}", "--data-dir", f"m{number}", "--initial-cluster", all_members,
                  "--initial-cluster-state", "new", "--heartbeat-interval", "200", "--election-timeout", "2000"]
+        server = f"etcd-{address}" if self.has_own_server_files else "server"
         for side, port in (("", CLIENT_PORT), ("peer-", PEER_PORT)):
-            words += [f"--{side}cert-file", "server.pem", f"--{side}key-file", "server.key", f"--{side}trusted-ca-file", "ca.pem",
+            words += [f"--{side}cert-file", f"{server}.pem", f"--{side}key-file", f"{server}.key", f"--{side}trusted-ca-file", "ca.pem",
                       f"--{side}client-cert-auth"]
             words += [f"--listen-{side or 'client-'}urls", f"https://{address}:{port}"]
             words += ["--initial-advertise-peer-urls" if side else "--advertise-client-urls", f"https://{address}:{port}"]

@@ -135,7 +135,7 @@ pub enum Command {
     Hook(Hook),
 }
 
-#[derive(Debug, Default, Args)]
+#[derive(Clone, Debug, Default, Args)]
 pub struct Up {
     /// How the router waits for work [default: adaptive]
     #[arg(long, value_name = "MODE")]
@@ -168,10 +168,17 @@ pub struct Up {
     /// The other hosts: who they are, where, and their keys
     #[arg(long, value_name = "FILE")]
     pub peers: Option<PathBuf>,
-    /// Follow a cluster: what is declared, and who the other hosts are; off: no more. Needs --address and --range
+    /// Follow a cluster: what is declared, and who the other hosts are; off: no more. Needs --address, and --range
+    /// unless the file is a controller's
     #[arg(long, value_name = "FILE", conflicts_with = "peers")]
     pub cluster: Option<PathBuf>,
-    /// This host's address for other hosts [default: the peers file's]
+    /// Join a cluster: the token, @FILE, or - for standard input
+    #[arg(long, value_name = "TOKEN", conflicts_with_all = ["peers", "cluster", "range"])]
+    pub join: Option<String>,
+    /// How long to wait for a controller that admits this host
+    #[arg(long, value_name = "SECONDS", requires = "join", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub join_time: Option<u64>,
+    /// This host's address for other hosts [default: the peers file's; with --join that on the way to etcd]
     #[arg(long, value_name = "IP")]
     pub address: Option<IpAddr>,
     /// Directory for persistent state; survives freeflow down [default: as before, the run

@@ -1,6 +1,7 @@
 //! The command line of declared control: apply, get, describe, delete, diff, top, cluster.
 
 use clap::{Args, Subcommand, ValueEnum};
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -209,11 +210,19 @@ pub struct MoveVnic {
 
 #[derive(Debug, Subcommand)]
 pub enum Cluster {
+    /// Make the keys and certificates of a cluster to be, for etcd, operators and controllers
+    Authority(Authority),
     /// Make a cluster in etcd, once
     Init {
+        /// Addresses of the network `default`, of which hosts that join get a part [default: 10.111.0.0/16]
+        #[arg(long, value_name = "CIDR")]
+        pool: Option<String>,
         #[command(flatten)]
         of: OfCluster,
     },
+    /// Tokens, by which hosts join
+    #[command(subcommand)]
+    Token(TokenAction),
     /// Show its hosts: how far each has followed, and what it can't follow
     Status {
         #[command(flatten)]
@@ -241,4 +250,82 @@ pub enum Cluster {
     /// Follow the cluster, as the process that `freeflow up` starts
     #[command(hide = true)]
     Follow,
+}
+
+#[derive(Debug, Args)]
+pub struct Authority {
+    /// A directory that is not there yet
+    #[arg(value_name = "DIR")]
+    pub directory: PathBuf,
+    /// Addresses of the machines that etcd's members run on: one, or three
+    #[arg(long, value_name = "IP", required = true, value_delimiter = ',')]
+    pub etcd: Vec<IpAddr>,
+    /// Before all keys in etcd
+    #[arg(long, value_name = "PATH", default_value = freeflow_cluster::DEFAULT_ROOT)]
+    pub root: String,
+    /// Packets between hosts are encrypted and authenticated
+    #[arg(long)]
+    pub sealed: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum TokenAction {
+    /// Make a token and print it
+    Create {
+        /// Hosts that can join by it
+        #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..=256))]
+        uses: u32,
+        /// For how long it is good: 90s, 30m, 24h or 7d, up to 30d
+        #[arg(long, value_name = "TIME", default_value = "24h", value_parser = parse_token_time)]
+        expires: Duration,
+        #[command(flatten)]
+        of: OfCluster,
+    },
+    /// Show tokens: uses that are left, until when, and who has joined by each
+    List {
+        #[command(flatten)]
+        of: OfCluster,
+        #[command(flatten)]
+        output: crate::arguments::Output,
+    },
+    /// End a token: nobody joins by it any more
+    Revoke {
+        #[arg(value_name = "ID")]
+        id: String,
+        #[command(flatten)]
+        of: OfCluster,
+    },
+}
+
+fn parse_token_time(text: &str) -> Result<Duration, String> {
+    let (digits, unit) = text.split_at_checked(text.len().saturating_sub(1)).unwrap_or_default();
+    let unit_s = match unit {
+        "s" => 1,
+        "m" => 60,
+        "h" => 3600,
+        "d" => 86_400,
+        _ => return Err("a time has a unit: s, m, h or d".into()),
+    };
+    let count: u32 = digits.parse().map_err(|_| "not a time, like 24h".to_string())?;
+    let time = Duration::from_secs(u64::from(count) * unit_s);
+    match time {
+        Duration::ZERO => Err("a token that is good for no time is none".into()),
+        time if time > freeflow_cluster::TOKEN_TIME_MAX => Err("a token is good for 30d at most".into()),
+        time => Ok(time),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_of_a_token_has_a_unit() {
+        for (text, seconds) in [("90s", 90), ("30m", 1800), ("24h", 86_400), ("30d", 30 * 86_400)] {
+            assert_eq!(parse_token_time(text), Ok(Duration::from_secs(seconds)), "{text}");
+        }
+        for bad in ["", "h", "24", "0h", "31d", "-1h", "1.5h", "4294967296d", "1\u{e9}"] {
+            assert!(parse_token_time(bad).is_err(), "{bad}");
+        }
+    }
 }

@@ -1,7 +1,7 @@
 //! The process that follows the cluster for a host: what is declared for all hosts it applies here, the other hosts it
 //! writes into the peers file, and it says how far it has come. The router enforces all of that, and goes on without
 //! it, and without etcd.
-use crate::cluster::{Claims, Directory, Memory, Own, note_problems, note_state, record};
+use crate::cluster::{Claims, Directory, Memory, Own, note_problems, note_state, record, renew_if_due};
 use crate::control::api::{Api, BASE, encoded};
 use crate::failure::{Failure, Result, fail};
 use crate::output;
@@ -9,8 +9,8 @@ use crate::peers;
 use crate::publisher::Publisher;
 use freeflow_cluster::mirror::{Target, Wanted, carry_out, own_objects, present_of};
 use freeflow_cluster::{
-    ClusterFile, Controller, Follow, Followed, HostRecord, Identity, Named, News, Peer, PeersOf, Problem, Report, View,
-    named, place_vnics,
+    Admission, ClusterFile, Controller, Follow, Followed, HostRecord, Identity, Named, News, Peer, PeersOf, Pending,
+    Problem, Report, View, named, place_vnics,
 };
 use freeflow_hostnet::run_dir::{RunDir, Settings};
 use freeflow_orchestrator::objects::{AnyObject, ObjectKind, parse_object};
@@ -35,6 +35,9 @@ const AGAIN: Duration = Duration::from_secs(3);
 const ELECTION_TIME: Duration = Duration::from_secs(5);
 /// etcd is asked by a new connection, with the files' certificates as they are then.
 const RENEWAL: Duration = Duration::from_secs(60);
+
+/// Hosts are admitted so often at most, some at a time: whoever has a token can ask without end.
+const ADMISSION: Duration = Duration::from_millis(200);
 
 /// The router of this host, as what is to be changed.
 struct Host<'a> {
@@ -87,6 +90,14 @@ struct Follower {
     carried: (u64, BTreeMap<String, String>),
     /// Up to which revision blocks were given.
     controlled: Option<Revision>,
+    /// Hosts that want to join, and since when they were last looked at.
+    pending: Pending,
+    admitted_at: Instant,
+    /// The last words of the part that admits them, where it could not.
+    admission_said: Option<String>,
+    /// When the certificate was last looked at, and why it could not be renewed.
+    renewed_at: Instant,
+    renewal_said: Option<String>,
     /// The last words of the part that gives blocks.
     control_said: Option<String>,
     /// The router has not read the peers file as it is.
@@ -187,6 +198,11 @@ impl Follower {
             report: Report::start(&file, &settings.host)?,
             publisher: Publisher::start(run_dir, &settings.host)?,
             view: View::new(&file.root),
+            pending: Pending::new(&file.root),
+            admitted_at: Instant::now(),
+            admission_said: None,
+            renewed_at: Instant::now(),
+            renewal_said: None,
             standing: None,
             carried: Default::default(),
             controlled: None,
@@ -218,6 +234,7 @@ impl Follower {
                 (News::Behind(error), None) => Some((Instant::now(), error.to_string())),
                 _ => None,
             };
+            self.pending.take(&news);
             self.is_due |= self.view.take(news);
         }
         if self.behind.is_some() && self.connected_at.elapsed() > RENEWAL {
@@ -249,6 +266,8 @@ impl Follower {
         self.answer_claims();
         self.name_others();
         self.control();
+        self.admit();
+        self.renew();
     }
 
     /// Others' vNICs have names here as far as their hosts are believed to have their addresses.
@@ -298,6 +317,46 @@ impl Follower {
             log(text);
         }
         self.control_said = said;
+    }
+
+    /// The certificate of a host that has joined, when it is time.
+    fn renew(&mut self) {
+        if self.renewed_at.elapsed() < ROUND || self.behind.is_some() || self.check_identity().is_err() {
+            return;
+        }
+        self.renewed_at = Instant::now();
+        let done = renew_if_due(&self.directory, &self.file);
+        if let Ok(true) = done {
+            log("this host has another certificate");
+            self.connect_anew();
+        }
+        let error = done.err().map(|failure| failure.to_string());
+        if let Some(text) = error.as_ref().filter(|_| error != self.renewal_said) {
+            log(text);
+        }
+        self.renewal_said = error;
+    }
+
+    /// Hosts that want to join, where this one admits them.
+    fn admit(&mut self) {
+        let is_time = self.admitted_at.elapsed() > ADMISSION && !self.pending.is_empty();
+        if !self.file.admits() || !is_time || self.behind.is_some() || self.check_identity().is_err() {
+            return;
+        }
+        self.admitted_at = Instant::now();
+        let error = match Admission::open(&self.file, &self.view) {
+            Ok(mut admission) => {
+                let (said, error) = admission.run(&mut self.pending);
+                said.iter().for_each(|text| log(text));
+                error
+            }
+            Err(error) => Some(error),
+        };
+        let error = error.map(|error| format!("can't admit hosts: {error}"));
+        if let Some(text) = error.as_ref().filter(|_| error != self.admission_said) {
+            log(text);
+        }
+        self.admission_said = error;
     }
 
     /// Whether etcd holds the cluster that this host follows, and not as it once was.
@@ -453,6 +512,7 @@ impl Follower {
         if let Some(error) = self.publisher.names_error() {
             problems.push(Problem::new(format!("can't write the names of vNICs: {error}")));
         }
+        problems.extend(self.renewal_said.iter().map(Problem::new));
         if problems == self.said {
             return;
         }

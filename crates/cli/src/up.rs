@@ -64,6 +64,8 @@ fn start(run_dir: &RunDir, arguments: &Up) -> Result<Started> {
     // Now that it exists, its symbolic links can be resolved.
     let run_dir = &RunDir::new(run_dir.path())?;
     let _lock = run_dir.lock()?;
+    let state = arguments.state.as_deref().map(state_directory).transpose()?;
+    let arguments = &*cluster::joined(run_dir, arguments, state.as_deref())?;
     let mut settings = resolve_settings(run_dir, arguments)?;
     let (mut admin, was_running) = match Admin::look(run_dir) {
         Presence::Running(mut admin) => {

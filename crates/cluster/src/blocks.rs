@@ -5,12 +5,14 @@ use crate::keys::block_key;
 use crate::turns::{WRITE_COUNT_MAX, commit, commit_in_turn, serial_in};
 use crate::view::{View, block_in, state_of};
 use freeflow_orchestrator::store::Entry;
-use freeflow_orchestrator::{NetworkEntry, Pool, Revision, State, Store};
+use freeflow_orchestrator::{DEFAULT_NETWORK, NetworkEntry, Pool, Reason, Refusal, Revision, State, Store};
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 
 /// The smallest range that a host can give out.
 const PREFIX_LONGEST: u8 = 29;
+/// Others may give blocks at the same time: so often it is begun anew.
+const ATTEMPT_COUNT: usize = 8;
 
 /// Prefix length of a network's blocks: as many blocks as addresses in each, or half as many. A /16 has 256 of
 /// 256 addresses, a /24 has 16 of 16.
@@ -111,6 +113,9 @@ fn due(view: &View, (declared, since): Declared<'_>, blocks: &Blocks) -> Due {
         }
     }
     for ((name, host), block) in blocks {
+        if name == DEFAULT_NETWORK {
+            continue;
+        }
         let is_of_network = declared.network(name).is_some_and(|network| network.pool.encloses(*block));
         if !is_of_network && is_over(view, host, name, *block, since) {
             due.writes.push((block_key(name, host), None));
@@ -146,6 +151,38 @@ impl Controller {
         let Due { writes, full } = due(view, (&declared, since), &blocks_in(&listing.entries));
         commit(&mut store, writes.into_iter().take(WRITE_COUNT_MAX).map(encoded), serial)?;
         Ok(full)
+    }
+
+    /// The host's block of the network `default`: the one that it has, else one that touches nobody's.
+    ///
+    /// # Errors
+    /// `Refused`: there is none left. etcd did not do it.
+    pub(crate) fn give_default(file: &ClusterFile, view: &View, pool: Pool, host: &str) -> Result<Pool, ClusterError> {
+        // Ranges that hosts were given by hand, and networks' addresses.
+        let of_hosts = view.hosts().iter().filter(|(name, _)| *name != host);
+        let of_hosts = of_hosts.filter_map(|(_, (_, record))| record.default_range.parse().ok());
+        let declared = view.declared()?;
+        let not_free: Vec<Pool> = of_hosts.chain(declared.networks().map(|network| network.pool)).collect();
+        let mut store = file.store(&file.keys().blocks())?;
+        for _ in 0..ATTEMPT_COUNT {
+            let listing = store.list("", None)?;
+            let blocks = blocks_in(&listing.entries);
+            let there = blocks.get(&(DEFAULT_NETWORK.to_owned(), host.to_owned()));
+            if let Some(block) = there.filter(|block| pool.encloses(**block)) {
+                return Ok(*block);
+            }
+            let of_default = blocks.iter().filter(|((network, of), _)| network == DEFAULT_NETWORK && of != host);
+            let taken: Vec<Pool> = of_default.map(|(_, block)| *block).chain(not_free.iter().copied()).collect();
+            let block = free_block(pool, &taken).ok_or_else(|| {
+                let text = format!("no block of {pool} is left for {host}, each is a host's: remove one that is gone");
+                Refusal::new(Reason::Exhausted, text)
+            })?;
+            let writes = vec![(block_key(DEFAULT_NETWORK, host), Some(block))];
+            if commit(&mut store, writes.into_iter().map(encoded), serial_in(&listing.entries))? {
+                return Ok(block);
+            }
+        }
+        Err(Refusal::new(Reason::Conflict, "others change the blocks all the time; try again").into())
     }
 
     /// All blocks of a host are free again: it is gone for good.

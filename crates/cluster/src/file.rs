@@ -31,6 +31,22 @@ pub struct ClusterFile {
     /// Whether this host gives all hosts their blocks of addresses: one at least has to.
     #[serde(default)]
     pub controller: bool,
+    /// Of a controller that admits hosts: what it signs and gives rights with.
+    pub authority: Option<AuthorityFile>,
+}
+
+/// Keys that controllers alone have.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AuthorityFile {
+    /// The certificate of the cluster's authority.
+    pub cert: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+    /// The certificate of etcd's user `root`.
+    pub root_cert: PathBuf,
+    /// Its private key.
+    pub root_key: PathBuf,
 }
 
 /// Packets to and from the other hosts.
@@ -61,11 +77,38 @@ impl ClusterFile {
         for name in [&mut file.cacert, &mut file.cert, &mut file.key].into_iter().flatten() {
             *name = folder.join(&*name);
         }
+        if let Some(AuthorityFile { cert, key, root_cert, root_key }) = &mut file.authority {
+            for name in [cert, key, root_cert, root_key] {
+                *name = folder.join(&*name);
+            }
+        }
         if !file.root.starts_with('/') || file.root.len() > ROOT_BYTES_MAX || file.root.trim_matches('/').is_empty() {
             return Err(bad(format!("root {:?}: write a path such as {DEFAULT_ROOT}", file.root)));
         }
         file.endpoints().map_err(|error| bad(error.to_string()))?;
         Ok(file)
+    }
+
+    /// Whether this host admits others. Where etcd has TLS it can only with the authority's key.
+    pub fn admits(&self) -> bool {
+        self.controller && (self.authority.is_some() || self.cacert.is_none())
+    }
+
+    /// As etcd's root: for users and their rights.
+    pub(crate) fn as_root(&self) -> Self {
+        match &self.authority {
+            Some(authority) => {
+                let (cert, key) = (Some(authority.root_cert.clone()), Some(authority.root_key.clone()));
+                Self { cert, key, ..self.clone() }
+            }
+            None => self.clone(),
+        }
+    }
+
+    /// As who the file says; as etcd's root where it names nobody: the file of controllers before they are hosts.
+    #[must_use]
+    pub fn as_own(&self) -> Self {
+        if self.cert.is_some() { self.clone() } else { self.as_root() }
     }
 
     /// Files are read anew each time: certificates are changed before they expire.

@@ -74,6 +74,16 @@ impl Keys {
         format!("{}/places", self.root)
     }
 
+    /// Requests of hosts that join, and the answers.
+    pub fn joins(&self) -> String {
+        format!("{}/joins", self.root)
+    }
+
+    /// Tokens, and the hosts that were admitted.
+    pub fn admission(&self) -> String {
+        format!("{}/admission", self.root)
+    }
+
     /// `None`: something of the writers' own, such as receipts, or nobody's.
     pub fn meaning<'a>(&self, key: &'a str) -> Option<Meaning<'a>> {
         let key = key.strip_prefix(&self.root)?.strip_prefix('/')?;

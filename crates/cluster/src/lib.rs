@@ -5,6 +5,7 @@
 //! - [`Follow`]: the news of a cluster, as they come, for one host.
 //! - [`View`]: the cluster as those news have it: what is declared, which hosts there are, whose blocks.
 //! - [`mirror`]: from that to what one host has to have.
+//! - [`Tokens`], [`join`]: a machine becomes a host; [`Admission`]: a controller lets it in.
 //! - [`Controller`]: gives each host a block of each network's addresses, and takes it back; gives vNICs to hosts.
 //!
 //! | keys under the root | written by | |
@@ -14,6 +15,8 @@
 //! | `hosts/NAME/` | that host | [`HostRecord`], [`Followed`], [`HostVnics`] |
 //! | `blocks/` | controllers | a range of addresses by network and host |
 //! | `places/` | controllers, operators | the host of each declared vNIC: [`Place`] |
+//! | `joins/` | who has a token, and controllers | requests and answers, each by token and host |
+//! | `admission/` | controllers; operators | [`TokenRecord`] by its name, and hosts that were admitted |
 //!
 //! Invariant: a block is one host's until that host says that it has followed all that is declared and has the block
 //! no more, or an operator removes the host. So no address of a network is ever two hosts', however old the news of
@@ -22,10 +25,14 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs, clippy::missing_errors_doc)]
 
+mod admission;
+mod authority;
 mod blocks;
 mod file;
 mod follow;
 mod in_parts;
+mod joiner;
+mod joining;
 mod keys;
 pub mod mirror;
 mod named;
@@ -33,19 +40,28 @@ mod operator;
 mod peers;
 mod places;
 mod records;
+mod rights;
+mod token;
 mod turns;
 mod view;
 mod vnics;
+mod x509;
 
+pub use admission::{Admission, DEFAULT_POOL, Pending};
+pub use authority::{AuthorityFiles, CONTROLLER_FILE, member_name};
 pub use blocks::{Controller, block_prefix, floating_part};
-pub use file::{ClusterFile, DEFAULT_ROOT, Wire};
+pub use file::{AuthorityFile, ClusterFile, DEFAULT_ROOT, Wire};
 pub use follow::{Follow, HEARTBEAT, Report, Waker};
 pub use in_parts::Partly;
+pub use joiner::{HostKey, join, join_as_controller, renew};
+pub use joining::Welcome;
 pub use named::{Named, named};
 pub use operator::Operator;
 pub use peers::{Peer, PeersOf};
 pub use places::{ClaimsOf, Move, due_places, place_vnics};
 pub use records::{Followed, Held, HostRecord, Identity, Place, Problem, RefusedClaims, is_host_name};
+pub use rights::begin_rights;
+pub use token::{TOKEN_BYTES_MAX, TOKEN_TIME_MAX, Token, TokenRecord, TokenTerms, Tokens, USE_COUNT_MAX};
 pub use view::{Places, View};
 pub use vnics::{HostContainer, HostTraffic, HostVnic, HostVnics, VnicsWriter};
 

@@ -1,5 +1,6 @@
 //! The operator's side: what is declared for all hosts is read and changed here, with the operator's own credential.
 use crate::ClusterError;
+use crate::admission::{RENEWAL, remove_host};
 use crate::blocks::{Controller, floating_part};
 use crate::file::ClusterFile;
 use crate::follow::Follow;
@@ -37,8 +38,17 @@ impl Operator {
     /// # Errors
     /// etcd did not do it.
     pub fn init(file: &ClusterFile, id: &str) -> Result<(Identity, bool), ClusterError> {
+        Self::init_with(file, id, None)
+    }
+
+    /// The same, with the addresses of the network `default`.
+    ///
+    /// # Errors
+    /// etcd did not do it.
+    pub fn init_with(file: &ClusterFile, id: &str, pool: Option<Pool>) -> Result<(Identity, bool), ClusterError> {
         let mut store = file.store(&file.keys().cluster())?;
-        let identity = Identity { id: id.into(), version: VERSION, restored: 0 };
+        let pool = pool.map(|pool| pool.to_string());
+        let identity = Identity { id: id.into(), version: VERSION, restored: 0, pool };
         let value = serde_json::to_vec(&identity).expect("an identity is encodable");
         let transaction = Transaction {
             compares: vec![Compare { key: IDENTITY.into(), modified: None }],
@@ -217,8 +227,11 @@ impl Operator {
                 None => seen.insert(self.view()?),
             };
             let ranges = own_ranges(view, state);
-            let of_host = ranges.iter().find(|(_, range)| cidrs.iter().any(|cidr| cidr.overlaps(*range)));
-            if let Some((host, _)) = of_host {
+            // Also those of hosts that have not come up yet.
+            let given = view.blocks().iter().filter(|((network, _), _)| network == DEFAULT_NETWORK);
+            let given = given.map(|((_, host), block)| (host.as_str(), Cidr::from(*block)));
+            let mut all = ranges.into_iter().chain(given);
+            if let Some((host, _)) = all.find(|(_, range)| cidrs.iter().any(|cidr| cidr.overlaps(*range))) {
                 return refused(format!("the host {host} has addresses of it in its network {DEFAULT_NETWORK}"));
             }
             let store = self.file.store(&self.file.keys().blocks())?;
@@ -292,14 +305,16 @@ impl Operator {
         let mut store = self.file.store(&self.file.keys().host(name))?;
         let present: Vec<String> = store.list("", None)?.entries.into_iter().map(|entry| entry.key).collect();
         let delete = |key: &str| Write { key: key.into(), value: None, lease: None };
-        let own = [RECORD, FOLLOWED].into_iter().map(str::to_owned).chain((0..VNICS_PART_COUNT).map(vnics_key));
+        let own =
+            [RECORD, FOLLOWED, RENEWAL].into_iter().map(str::to_owned).chain((0..VNICS_PART_COUNT).map(vnics_key));
         let writes: Vec<Write> = own.filter(|key| present.contains(key)).map(|key| delete(&key)).collect();
         if !writes.is_empty() {
             store.commit(&Transaction { compares: Vec::new(), writes })?;
         }
+        let was_admitted = remove_host(&self.file, name)?;
         let blocks = Controller::release(&self.file, name)?;
         places::release(&self.file, name)?;
-        if present.is_empty() && blocks == 0 {
+        if present.is_empty() && blocks == 0 && !was_admitted {
             return Err(Refusal::new(Reason::NotFound, format!("no host {name} is in the cluster")).into());
         }
         Ok(blocks)

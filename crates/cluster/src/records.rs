@@ -39,6 +39,9 @@ pub struct Identity {
     /// may revisions go back.
     #[serde(default)]
     pub restored: u64,
+    /// Addresses of the network `default`, of which hosts that join get a block; the usual ones if there are none.
+    #[serde(default)]
+    pub pool: Option<String>,
 }
 
 /// A host, as it says itself.

@@ -153,7 +153,7 @@ impl Client {
     }
 
     /// For what changes nothing, or may be done twice.
-    async fn repeat<Q, A>(&self, path: &'static str, message: Q) -> Result<A, EtcdError>
+    pub(crate) async fn repeat<Q, A>(&self, path: &'static str, message: Q) -> Result<A, EtcdError>
     where
         Q: Message + Clone + 'static,
         A: Message + Default + 'static,

@@ -51,6 +51,10 @@ impl EtcdError {
             _ if says("is a future revision") => Self::Future,
             _ if says("requested lease not found") => Self::NoLease,
             _ if says("database space exceeded") => Self::Full,
+            // Rights were changed meanwhile, and nothing was done.
+            _ if says("revision of auth store is old") || says("auth: revision in header is old") => {
+                Self::Unreachable(text.into())
+            }
             _ if ["too many operations", "request is too large", "larger than max"].iter().any(|words| says(words)) => {
                 Self::TooLarge(text.into())
             }

@@ -3,6 +3,7 @@
 //!
 //! - [`Client`]: calls of etcd's gRPC interface, over TLS, to whichever member answers.
 //! - [`EtcdStore`]: transactions that are done exactly once or not at all, also when the answer is lost.
+//! - [`Auth`]: users and their rights.
 //! - [`Follower`]: the present keys, then every change of them, without a gap, whatever happens on the way.
 //!
 //! Invariant: a transaction of which [`EtcdStore`] says that it failed is not done later either, except where it says
@@ -10,6 +11,7 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs, clippy::missing_errors_doc)]
 
+mod auth;
 mod client;
 mod endpoint;
 mod error;
@@ -17,6 +19,7 @@ mod follower;
 mod messages;
 mod store;
 
+pub use auth::{Auth, Right};
 pub use client::Client;
 pub use endpoint::{Endpoints, Identity};
 pub use error::EtcdError;

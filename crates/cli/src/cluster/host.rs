@@ -1,7 +1,8 @@
 //! Files of a host that follows a cluster.
 use crate::failure::{Context, Result};
 use crate::keys;
-use freeflow_cluster::{Peer, Wire};
+use crate::record::now_s;
+use freeflow_cluster::{Peer, Welcome, Wire};
 use freeflow_hostnet::run_dir::{RunDir, Settings, write_atomically};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -39,6 +40,26 @@ pub struct Memory {
     pub recorded_as: Option<String>,
 }
 
+/// How a host that has joined is brought up.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Joined {
+    pub host: String,
+    pub address: IpAddr,
+    pub pool: String,
+    pub range: String,
+    /// Its certificate's end, if it has one, and when it asks for another: seconds of Unix time.
+    pub expires_s: u64,
+    pub renew_s: u64,
+}
+
+impl Joined {
+    /// With the certificate of this welcome, which is renewed when half of its time is over.
+    pub fn of(host: String, address: IpAddr, welcome: &Welcome) -> Self {
+        let (pool, range, expires_s) = (welcome.pool.clone(), welcome.range.clone(), welcome.expires_s);
+        Self { host, address, pool, range, expires_s, renew_s: now_s().midpoint(expires_s) }
+    }
+}
+
 /// The directory of these files: beside the state, which outlives them otherwise.
 pub struct Directory(PathBuf);
 
@@ -73,6 +94,57 @@ impl Directory {
     /// A host that follows no cluster any more: what it declares then is its own.
     pub fn forget(&self) {
         let _ = fs::remove_file(self.memory_file());
+        let _ = fs::remove_file(self.joined_file());
+    }
+
+    fn joined_file(&self) -> PathBuf {
+        self.0.join(JOINED)
+    }
+
+    /// The cluster file of a host that has joined.
+    pub fn cluster_file(&self) -> PathBuf {
+        self.0.join("cluster.json")
+    }
+
+    /// Of a host that has joined, with all its files.
+    pub fn joined(&self) -> Option<Joined> {
+        let joined = serde_json::from_slice(&fs::read(self.joined_file()).ok()?).ok()?;
+        self.cluster_file().exists().then_some(joined)
+    }
+
+    /// Its key for etcd.
+    pub fn etcd_key(&self) -> PathBuf {
+        self.0.join(ETCD_KEY)
+    }
+
+    /// Made if need be.
+    pub fn make(&self) -> Result<()> {
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.0).context(self.0.display())
+    }
+
+    /// So that it is there after a loss of power.
+    fn put(&self, name: &str, text: &str) -> Result<()> {
+        let path = self.0.join(name);
+        write_atomically(&path, text.as_bytes(), 0o600).context(path.display())?;
+        fs::File::open(&path).and_then(|file| file.sync_all()).context(path.display())
+    }
+
+    /// Another certificate of a host that has joined.
+    pub fn keep_renewed(&self, joined: &Joined, certificate: &str) -> Result<()> {
+        self.put(CERTIFICATE, certificate)?;
+        self.put(JOINED, &serde_json::to_string(joined).expect("it is encodable"))
+    }
+
+    /// Keeps all that a host got when it joined; last, that it has all of it.
+    pub fn keep_joined(&self, joined: &Joined, mut file: serde_json::Value, pems: Pems<'_>) -> Result<()> {
+        let put = |name: &str, text: &str| self.put(name, text);
+        if let (Some(authority), Some(certificate)) = (pems.authority, pems.certificate) {
+            put("ca.pem", authority)?;
+            put(CERTIFICATE, certificate)?;
+            (file["cacert"], file["cert"], file["key"]) = ("ca.pem".into(), CERTIFICATE.into(), ETCD_KEY.into());
+        }
+        put("cluster.json", &format!("{file:#}\n"))?;
+        put(JOINED, &serde_json::to_string(joined).expect("it is encodable"))
     }
 
     pub fn remember(&self, memory: &Memory) -> Result<()> {
@@ -101,6 +173,17 @@ impl Directory {
     }
 }
 
+const ETCD_KEY: &str = "etcd.key";
+const CERTIFICATE: &str = "etcd.pem";
+const JOINED: &str = "joined.json";
+
+/// Certificates of a host that joins, where etcd has TLS.
+#[derive(Clone, Copy)]
+pub struct Pems<'a> {
+    pub authority: Option<&'a str>,
+    pub certificate: Option<&'a str>,
+}
+
 /// A host, as its own peers file has it.
 pub struct Own<'a> {
     pub host: &'a str,
@@ -110,8 +193,8 @@ pub struct Own<'a> {
 
 /// Before a router of a host that follows is started: its key, and a peers file, of nobody where there was none.
 pub fn prepare(directory: &Directory, own: &Own<'_>) -> Result<()> {
-    let (path, address) = (directory.path(), own.address);
-    DirBuilder::new().recursive(true).mode(0o700).create(path).context(path.display())?;
+    let address = own.address;
+    directory.make()?;
     directory.public_key()?;
     let there: serde_json::Value =
         fs::read(directory.peers_file()).ok().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default();

@@ -2,13 +2,16 @@
 mod answers;
 mod claims;
 mod host;
+mod join;
 mod moving;
 mod process;
+mod tokens;
 mod views;
 
 pub use answers::ClusterApi;
 pub use claims::{Answer, Claimed, Claims, announce, claim};
 pub use host::{Directory, Memory, Own, prepare};
+pub use join::{joined, renew_if_due};
 pub use moving::move_vnic;
 pub use process::{end, log_file, note_problems, note_state, problems, record, start};
 pub use views::vnics;
@@ -19,7 +22,6 @@ use crate::control::api::{EXIT_PARTLY, Refusal, Trouble};
 use crate::control::changes::{declared, list_of};
 use crate::control::columns::SILENCE_S;
 use crate::failure::{Failure, Result};
-use crate::names;
 use crate::output;
 use crate::record::now_s;
 use freeflow_cluster::{ClusterError, ClusterFile, Followed, HostRecord, Operator, Problem, View};
@@ -52,7 +54,9 @@ impl From<ClusterError> for Failure {
 
 pub fn cluster(run_dir: &RunDir, action: Cluster) -> Result<()> {
     match action {
-        Cluster::Init { of } => init(&file(run_dir, &of)?),
+        Cluster::Authority(asked) => tokens::authority(&asked),
+        Cluster::Init { pool, of } => tokens::init(&file_as_it_is(run_dir, of.cluster)?, pool.as_deref()),
+        Cluster::Token(action) => tokens::tokens(run_dir, action),
         Cluster::Status { of, output } => status(&file(run_dir, &of)?, output.format),
         Cluster::Remove { host, of } => {
             let blocks = Operator::open(&file(run_dir, &of)?)?.remove_host(&host)?;
@@ -85,17 +89,13 @@ fn file(run_dir: &RunDir, of: &OfCluster) -> Result<ClusterFile> {
 
 /// The same.
 pub fn file_of(run_dir: &RunDir, given: Option<PathBuf>) -> Result<ClusterFile> {
+    Ok(file_as_it_is(run_dir, given)?.as_own())
+}
+
+fn file_as_it_is(run_dir: &RunDir, given: Option<PathBuf>) -> Result<ClusterFile> {
     let given = given.or_else(|| run_dir.settings()?.cluster);
     let path = given.ok_or_else(|| Failure::new("which cluster: --cluster FILE, or FREEFLOW_CLUSTER").with_code(2))?;
     Ok(ClusterFile::read(&path)?)
-}
-
-fn init(file: &ClusterFile) -> Result<()> {
-    let (identity, is_new) = Operator::init(file, &names::digits::<8>()?)?;
-    let is = if is_new { "is made" } else { "is there already" };
-    output::line(format!("Cluster {} {is} in etcd, under {}.", identity.id, file.root));
-    output::line("Next, on each host: freeflow up --cluster FILE --address IP --range CIDR --host NAME");
-    Ok(())
 }
 
 /// One host of the cluster, as `status` shows it.

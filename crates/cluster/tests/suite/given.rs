@@ -49,7 +49,7 @@ pub struct Given(Vec<Entry>);
 
 impl Given {
     pub fn new() -> Self {
-        let identity = Identity { id: "c".into(), version: 1, restored: 0 };
+        let identity = Identity { id: "c".into(), version: 1, restored: 0, pool: None };
         Self::default().key("cluster/data/identity", &serde_json::to_vec(&identity).expect("encodable"))
     }
 
@@ -99,7 +99,7 @@ impl Given {
     /// An operator has said that all before this came from a backup.
     pub fn restored(mut self) -> Self {
         self.0.retain(|entry| !entry.key.ends_with("/identity"));
-        let identity = Identity { id: "c".into(), version: 1, restored: 1000 };
+        let identity = Identity { id: "c".into(), version: 1, restored: 1000, pool: None };
         // Entries of a list come in any order, and none has the revision of another.
         let later = Self::default().key("cluster/data/identity", &serde_json::to_vec(&identity).expect("encodable"));
         let revision = Revision(self.0.iter().map(|entry| entry.modified.0).max().unwrap_or_default() + 1);

@@ -3,6 +3,7 @@
 #[allow(dead_code, reason = "the tests of etcd's store use the rest")]
 mod common;
 mod given;
+mod joining;
 mod mirroring;
 mod on_etcd;
 mod peers_and_blocks;

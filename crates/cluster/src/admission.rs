@@ -1,0 +1,476 @@
+//! Controllers admit hosts: each use of a token is taken in the transaction that notes the host, so that two
+//! controllers at once let in nobody whom one would not. All that follows, the user in etcd, its rights, the block of
+//! addresses and the certificate, may be done twice.
+use crate::ClusterError;
+use crate::authority::{Authority, HOST_S, of_file};
+use crate::blocks::Controller;
+use crate::file::ClusterFile;
+use crate::joining::{
+    Case, Decision, MESSAGE_BYTES_MAX, Request, Welcome, answer, decide, is_answer_to, name_is_taken, no_token, refused,
+};
+use crate::keys::Keys;
+use crate::records::{is_host_name, now_s};
+use crate::rights::Rights;
+use crate::token::{Admitted, HOSTS, TOKENS, TokenRecord, compare, digits, is_id, public_key, read, write};
+use crate::view::View;
+use crate::x509::random;
+use freeflow_etcd::{EtcdStore, News};
+use freeflow_orchestrator::store::{Committed, Entry, Transaction, Write};
+use freeflow_orchestrator::{Pool, Reason, Refusal, Revision, Store};
+use freeflow_verbs::{Duration, Instant};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Requests that wait; more are passed over until some are answered.
+const PENDING_COUNT_MAX: usize = 256;
+/// Requests that are answered in one go: a host's own business goes on meanwhile.
+const ANSWER_COUNT: usize = 32;
+/// Others may change the same keys at the same time: so often it is begun anew.
+const ATTEMPT_COUNT: usize = 8;
+/// An answer that nobody fetches goes after this.
+pub(crate) const MESSAGE_TIME: Duration = Duration(600_000_000_000);
+/// Addresses of the network `default`, unless the cluster was made with others.
+pub const DEFAULT_POOL: &str = "10.111.0.0/16";
+
+/// Of a request, and of its answer, in the part of joins.
+pub(crate) fn request_key(token: &str, host: &str) -> String {
+    format!("{token}/{host}/request")
+}
+
+/// A request for another certificate, in the part of the host.
+pub(crate) const RENEWAL: &str = "renewal";
+
+/// The answer to it, in the part of admission.
+pub(crate) fn renewed_key(host: &str) -> String {
+    format!("answers/{host}")
+}
+
+pub(crate) fn answer_key(token: &str, host: &str) -> String {
+    format!("{token}/{host}/answer")
+}
+
+/// All that waits for a controller.
+pub struct Pending {
+    joins: String,
+    hosts: String,
+    own: String,
+    /// By token and host.
+    requests: BTreeMap<(String, String), Entry>,
+    /// Hosts whose certificates are to be renewed.
+    renewals: BTreeMap<String, Entry>,
+    /// Hosts that were removed, whose users are still there.
+    removed: BTreeSet<String>,
+}
+
+impl Pending {
+    /// Nothing yet.
+    pub fn new(root: &str) -> Self {
+        let keys = Keys::new(root);
+        let (joins, hosts) = (format!("{}/data/", keys.joins()), format!("{}/data/{HOSTS}", keys.admission()));
+        let own = format!("{}hosts/", keys.prefix());
+        let (requests, renewals) = (BTreeMap::new(), BTreeMap::new());
+        Self { joins, hosts, own, requests, renewals, removed: BTreeSet::new() }
+    }
+
+    /// Takes news in.
+    pub fn take(&mut self, news: &News) {
+        match news {
+            News::Listed(_, entries) => {
+                self.requests.clear();
+                self.renewals.clear();
+                self.removed.clear();
+                entries.iter().for_each(|entry| self.change(&entry.key, Some(entry)));
+            }
+            News::Changed(_, changes) => changes.iter().for_each(|(key, entry)| self.change(key, entry.as_ref())),
+            News::Unchanged(_) | News::Behind(_) => {}
+        }
+    }
+
+    fn change(&mut self, key: &str, entry: Option<&Entry>) {
+        if let Some(host) = key.strip_prefix(&self.hosts) {
+            let read = |entry: &Entry| serde_json::from_slice::<Admitted>(&entry.value).ok();
+            match entry.and_then(read).is_some_and(|admitted| admitted.is_removed) {
+                true => self.removed.insert(host.to_owned()),
+                false => self.removed.remove(host),
+            };
+            return;
+        }
+        if let Some((host, rest)) = key.strip_prefix(&self.own).and_then(|rest| rest.split_once('/')) {
+            let is_request = |entry: &&Entry| is_host_name(host) && entry.value.len() <= MESSAGE_BYTES_MAX;
+            match entry.filter(is_request) {
+                _ if rest.strip_prefix("data/") != Some(RENEWAL) => {}
+                Some(entry) if self.renewals.len() < PENDING_COUNT_MAX => {
+                    self.renewals.insert(host.to_owned(), entry.clone());
+                }
+                _ => {
+                    self.renewals.remove(host);
+                }
+            }
+            return;
+        }
+        let place = key.strip_prefix(&self.joins).and_then(|rest| rest.strip_suffix("/request"));
+        let Some((token, host)) = place.and_then(|rest| rest.split_once('/')) else { return };
+        let place = (token.to_owned(), host.to_owned());
+        // Other things that somebody with a token writes are nobody's.
+        let is_request = |entry: &&Entry| is_id(token) && is_host_name(host) && entry.value.len() <= MESSAGE_BYTES_MAX;
+        match entry.filter(is_request) {
+            Some(entry) if self.requests.len() < PENDING_COUNT_MAX || self.requests.contains_key(&place) => {
+                self.requests.insert(place, entry.clone());
+            }
+            Some(_) => {}
+            None => {
+                self.requests.remove(&place);
+            }
+        }
+    }
+
+    /// Whether there is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.requests.is_empty() && self.renewals.is_empty() && self.removed.is_empty()
+    }
+}
+
+/// A controller at work on what waits.
+pub struct Admission<'a> {
+    file: ClusterFile,
+    view: &'a View,
+    authority: Option<Authority>,
+    rights: Option<Rights>,
+    store: EtcdStore,
+}
+
+/// A host that is let in: who it is, and by which token.
+struct Bearer<'a> {
+    host: &'a str,
+    public_key: &'a str,
+    token: Option<&'a str>,
+}
+
+impl<'a> Admission<'a> {
+    /// With the keys that the file names.
+    ///
+    /// # Errors
+    /// Keys that can't be read.
+    pub fn open(file: &ClusterFile, view: &'a View) -> Result<Self, ClusterError> {
+        let rights = file.authority.is_some().then(|| Rights::open(file)).transpose()?;
+        let (authority, file) = (of_file(file)?, file.as_own());
+        Ok(Self { store: file.store(&file.keys().admission())?, file, view, authority, rights })
+    }
+
+    /// Does what waits, a bounded part of it: a line for the log about each, and why it ended early, if it did. Then
+    /// the rest waits on.
+    pub fn run(&mut self, pending: &mut Pending) -> (Vec<String>, Option<ClusterError>) {
+        let mut said = Vec::new();
+        let done = self.run_all(pending, &mut said);
+        (said, done.err())
+    }
+
+    fn run_all(&mut self, pending: &mut Pending, said: &mut Vec<String>) -> Result<(), ClusterError> {
+        while let Some(host) = pending.removed.first().cloned() {
+            if lasting(self.finish_removal(&host), &host, said)?.unwrap_or_default() {
+                said.push(format!("the certificates of host {host}, which was removed, are nobody's now"));
+            }
+            pending.removed.remove(&host);
+        }
+        for _ in 0..ANSWER_COUNT {
+            let Some((host, entry)) = pending.renewals.first_key_value() else { break };
+            let (host, entry) = (host.clone(), entry.clone());
+            let renewed = self.renew(&host, &entry.value);
+            let text = lasting(renewed, &host, said)?.flatten();
+            said.extend(text);
+            pending.renewals.remove(&host);
+        }
+        if pending.requests.is_empty() {
+            return Ok(());
+        }
+        let mut joins = self.file.store(&self.file.keys().joins())?;
+        for _ in 0..ANSWER_COUNT {
+            // The oldest first: nobody can push in.
+            let Some((place, entry)) = pending.requests.iter().min_by_key(|(_, entry)| entry.modified) else { break };
+            let ((token, host), entry) = (place.clone(), entry.clone());
+            let answered = self.answer(&mut joins, (&token, &host), &entry);
+            let text = lasting(answered, &host, said)?.flatten();
+            said.extend(text);
+            pending.requests.remove(&(token, host));
+        }
+        Ok(())
+    }
+
+    /// Answers a request; `None`: another controller was faster, or the host has asked anew.
+    fn answer(
+        &mut self,
+        joins: &mut EtcdStore,
+        (token, host): (&str, &str),
+        entry: &Entry,
+    ) -> Result<Option<String>, ClusterError> {
+        let outcome = outcome_of(self.admit_bearer(token, host, &entry.value))?;
+        let text = match &outcome {
+            Ok(welcome) => format!("host {host} is admitted by token {token}, with addresses {}", welcome.range),
+            Err(why) => format!("host {host} is refused, by token {token}: {why}"),
+        };
+        let value = Some(answer(self.authority.as_ref(), token, &entry.value, outcome)?);
+        let lease = Some(joins.grant(Instant(0), MESSAGE_TIME)?);
+        let asked = request_key(token, host);
+        let compares = vec![compare(&asked, Some(entry.modified))];
+        let answered = Write { key: answer_key(token, host), value, lease };
+        let writes = vec![Write { key: asked, value: None, lease: None }, answered];
+        let done = joins.commit(&Transaction { compares, writes })?;
+        Ok(matches!(done, Committed::Done(_)).then_some(text))
+    }
+
+    /// Another certificate for a host that is in, unless it has one by this request. By the host's own user in etcd,
+    /// who alone can write the request.
+    fn renew(&mut self, host: &str, bytes: &[u8]) -> Result<Option<String>, ClusterError> {
+        let key = renewed_key(host);
+        let there = self.store.get(&key, None)?;
+        if there.is_some_and(|there| is_answer_to(&there.value, bytes)) {
+            return Ok(None);
+        }
+        let (admitted, _) = read::<Admitted>(&self.store, &format!("{HOSTS}{host}"))?;
+        let request = Request::read_own(bytes, host);
+        let outcome = match (request, admitted.filter(|admitted| !admitted.is_removed)) {
+            (Ok(request), Some(admitted)) if admitted.public_key == request.public_key => {
+                let bearer = Bearer { host, public_key: &request.public_key, token: None };
+                self.certified(&bearer, &admitted)
+            }
+            (Ok(_), _) => Err(refused("the cluster has admitted no host of this name and key".into())),
+            (Err(why), _) => Err(refused(why)),
+        };
+        let outcome = outcome_of(outcome)?;
+        let text = match &outcome {
+            Ok(_) => format!("host {host} has another certificate"),
+            Err(why) => format!("host {host} gets no other certificate: {why}"),
+        };
+        let value = Some(answer(self.authority.as_ref(), RENEWAL, bytes, outcome)?);
+        let lease = Some(self.store.grant(Instant(0), MESSAGE_TIME)?);
+        self.store.commit(&Transaction { compares: Vec::new(), writes: vec![Write { key, value, lease }] })?;
+        Ok(Some(text))
+    }
+
+    fn admit_bearer(&mut self, token: &str, host: &str, bytes: &[u8]) -> Result<Welcome, ClusterError> {
+        let key = format!("{TOKENS}{token}");
+        for _ in 0..ATTEMPT_COUNT {
+            let (record, modified) = read::<TokenRecord>(&self.store, &key)?;
+            let record = record.ok_or_else(|| refused(no_token(token)))?;
+            let request = Request::read(bytes, (token, &record), host).map_err(refused)?;
+            let there = self.there(host)?;
+            let case = Case {
+                request: &request,
+                token: &record,
+                there: there.0.as_ref(),
+                is_recorded: self.view.hosts().contains_key(host),
+                now_s: now_s(),
+            };
+            let bearer = Bearer { host, public_key: &request.public_key, token: Some(token) };
+            let admitted = match (decide(&case).map_err(refused)?, there) {
+                (Decision::Known, (Some(admitted), _)) => admitted,
+                (Decision::Known, _) => continue,
+                (Decision::New(record), (_, before)) => {
+                    let admitted = new_host(&bearer)?;
+                    let name = format!("{HOSTS}{host}");
+                    let compares = vec![compare(&key, modified), compare(&name, before)];
+                    let writes = vec![write(key.clone(), &record), write(name, &admitted)];
+                    match self.store.commit(&Transaction { compares, writes })? {
+                        Committed::Done(_) => admitted,
+                        Committed::Conflict(_) => continue,
+                    }
+                }
+            };
+            return self.welcome(&bearer, &admitted, false);
+        }
+        Err(busy())
+    }
+
+    /// A controller, which is a host itself, by its own keys: no token is needed.
+    ///
+    /// # Errors
+    /// `Refused`: the name is another's. etcd did not do it.
+    pub fn admit_controller(&mut self, host: &str, public_key: &[u8]) -> Result<Welcome, ClusterError> {
+        let public_key = crate::token::public_text(public_key);
+        let bearer = Bearer { host, public_key: &public_key, token: None };
+        for _ in 0..ATTEMPT_COUNT {
+            let (there, before) = self.there(host)?;
+            let is_recorded = self.view.hosts().contains_key(host);
+            let admitted = match there {
+                Some(there) if there.public_key == public_key => there,
+                None if !is_recorded => {
+                    let (admitted, name) = (new_host(&bearer)?, format!("{HOSTS}{host}"));
+                    let (compares, writes) = (vec![compare(&name, before)], vec![write(name, &admitted)]);
+                    match self.store.commit(&Transaction { compares, writes })? {
+                        Committed::Done(_) => admitted,
+                        Committed::Conflict(_) => continue,
+                    }
+                }
+                _ => return Err(refused(name_is_taken(host))),
+            };
+            return self.welcome(&bearer, &admitted, true);
+        }
+        Err(busy())
+    }
+
+    /// The host of a name, if it was admitted and is not removed, and when that was written.
+    fn there(&mut self, host: &str) -> Result<(Option<Admitted>, Option<Revision>), ClusterError> {
+        let key = format!("{HOSTS}{host}");
+        match read::<Admitted>(&self.store, &key)? {
+            (Some(admitted), _) if admitted.is_removed => {
+                self.finish_removal(host)?;
+                Ok(read(&self.store, &key)?)
+            }
+            there => Ok(there),
+        }
+    }
+
+    /// Whether this controller has finished it.
+    fn finish_removal(&mut self, host: &str) -> Result<bool, ClusterError> {
+        let key = format!("{HOSTS}{host}");
+        let (admitted, modified) = read::<Admitted>(&self.store, &key)?;
+        let Some(admitted) = admitted.filter(|admitted| admitted.is_removed) else { return Ok(false) };
+        if let Some(rights) = &self.rights {
+            rights.take_host(&admitted.user)?;
+        }
+        let writes = vec![Write { key: key.clone(), value: None, lease: None }];
+        let done = self.store.commit(&Transaction { compares: vec![compare(&key, modified)], writes })?;
+        Ok(matches!(done, Committed::Done(_)))
+    }
+
+    fn welcome(&self, bearer: &Bearer<'_>, admitted: &Admitted, is_controller: bool) -> Result<Welcome, ClusterError> {
+        if let Some(rights) = &self.rights {
+            rights.give_host(&admitted.user, bearer.host, is_controller)?;
+        }
+        self.certified(bearer, admitted)
+    }
+
+    fn certified(&self, bearer: &Bearer<'_>, admitted: &Admitted) -> Result<Welcome, ClusterError> {
+        let pool = self.view.identity()?.pool.clone().unwrap_or_else(|| DEFAULT_POOL.into());
+        let parsed: Pool = pool.parse().map_err(|_| {
+            ClusterError::Damaged(format!("the cluster's addresses of default, {pool:?}, are no range"))
+        })?;
+        let range = Controller::give_default(&self.file, self.view, parsed, bearer.host)?;
+        let expires_s = now_s() + HOST_S;
+        let key = public_key(bearer.public_key).ok_or_else(|| refused("its public key is none".into()))?;
+        let certificate =
+            self.authority.as_ref().map(|authority| authority.client(&admitted.user, &key, expires_s)).transpose()?;
+        Ok(Welcome { certificate, expires_s, pool, range: range.to_string() })
+    }
+}
+
+/// A refusal is an answer; all else is none.
+fn outcome_of(done: Result<Welcome, ClusterError>) -> Result<Result<Welcome, String>, ClusterError> {
+    match done {
+        Ok(welcome) => Ok(Ok(welcome)),
+        Err(ClusterError::Refused(refusal)) => Ok(Err(refusal.message)),
+        Err(error) => Err(error),
+    }
+}
+
+/// An error that will not pass is said, and holds up nobody else; of others the work ends, and goes on later.
+fn lasting<T>(done: Result<T, ClusterError>, host: &str, said: &mut Vec<String>) -> Result<Option<T>, ClusterError> {
+    match done {
+        Ok(done) => Ok(Some(done)),
+        Err(error @ ClusterError::Store(_)) => Err(error),
+        Err(error) => {
+            said.push(format!("host {host} gets no answer: {error}"));
+            Ok(None)
+        }
+    }
+}
+
+fn new_host(bearer: &Bearer<'_>) -> Result<Admitted, ClusterError> {
+    Ok(Admitted {
+        public_key: bearer.public_key.into(),
+        // No name of a host makes it root, or another host.
+        user: format!("host-{}-{}", bearer.host, digits(&random::<8>()?)),
+        token: bearer.token.map(str::to_owned),
+        at_s: now_s(),
+        is_removed: false,
+    })
+}
+
+fn busy() -> ClusterError {
+    Refusal::new(Reason::Conflict, "others change the same keys of the cluster all the time; try again").into()
+}
+
+/// Notes that a host was removed: a controller takes its user away. Whether it had been admitted.
+pub(crate) fn remove_host(file: &ClusterFile, host: &str) -> Result<bool, ClusterError> {
+    let mut store = file.store(&file.keys().admission())?;
+    let key = format!("{HOSTS}{host}");
+    for _ in 0..ATTEMPT_COUNT {
+        let (admitted, modified) = read::<Admitted>(&store, &key)?;
+        let Some(admitted) = admitted else { return Ok(false) };
+        let writes = vec![write(key.clone(), &Admitted { is_removed: true, ..admitted })];
+        let done = store.commit(&Transaction { compares: vec![compare(&key, modified)], writes })?;
+        if matches!(done, Committed::Done(_)) {
+            return Ok(true);
+        }
+    }
+    Err(busy())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(key: &str, bytes: usize) -> Entry {
+        let value = vec![b'x'; bytes];
+        Entry { key: key.into(), value, created: Revision(1), modified: Revision(1), lease: None }
+    }
+
+    fn changed(pending: &mut Pending, key: &str, entry: Option<Entry>) {
+        pending.take(&News::Changed(Revision(2), vec![(key.to_owned(), entry)]));
+    }
+
+    #[test]
+    fn a_bounded_number_of_requests_waits_and_nothing_else() {
+        let mut pending = Pending::new("/freeflow");
+        for key in [
+            "/freeflow/joins/data/0123456789ab/h1/answer",
+            "/freeflow/joins/data/0123456789ab/h1",
+            "/freeflow/joins/data/0123456789ab/../request",
+            "/freeflow/joins/data/0123456789ab/a/b/request",
+            "/freeflow/joins/data/not-a-token/h1/request",
+            "/freeflow/joins/receipts/0123456789ab/h1/request",
+            "/freeflower/joins/data/0123456789ab/h1/request",
+            "/freeflow/hosts/h1/data/record",
+            "/freeflow/hosts/h1/renewal",
+            "/freeflow/hosts/../data/renewal",
+            "/freeflow/admission/data/hosts/h1",
+        ] {
+            changed(&mut pending, key, Some(entry(key, 3)));
+            assert!(pending.is_empty(), "{key}");
+        }
+        let key = "/freeflow/joins/data/0123456789ab/h1/request";
+        changed(&mut pending, key, Some(entry(key, MESSAGE_BYTES_MAX + 1)));
+        assert!(pending.is_empty(), "one that is too long");
+        changed(&mut pending, key, Some(entry(key, 3)));
+        assert_eq!(pending.requests.len(), 1);
+        changed(&mut pending, key, None);
+        assert!(pending.is_empty(), "it was answered");
+        for number in 0..2 * PENDING_COUNT_MAX {
+            for key in [format!("joins/data/0123456789ab/h{number}/request"), format!("hosts/h{number}/data/renewal")] {
+                let key = format!("/freeflow/{key}");
+                changed(&mut pending, &key, Some(entry(&key, 3)));
+            }
+        }
+        assert_eq!((pending.requests.len(), pending.renewals.len()), (PENDING_COUNT_MAX, PENDING_COUNT_MAX));
+        pending.take(&News::Listed(Revision(3), vec![entry(key, 3)]));
+        assert_eq!((pending.requests.len(), pending.renewals.len()), (1, 0));
+    }
+
+    #[test]
+    fn a_host_that_was_removed_waits_until_its_user_is_gone() {
+        let mut pending = Pending::new("/freeflow");
+        let key = "/freeflow/admission/data/hosts/h1";
+        let mut admitted =
+            Admitted { public_key: "k".into(), user: "u".into(), token: None, at_s: 1, is_removed: false };
+        let of = |admitted: &Admitted| {
+            let value = serde_json::to_vec(admitted).expect("encodable");
+            Some(Entry { value, ..entry(key, 0) })
+        };
+        changed(&mut pending, key, of(&admitted));
+        assert!(pending.is_empty());
+        admitted.is_removed = true;
+        changed(&mut pending, key, of(&admitted));
+        assert_eq!(pending.removed, BTreeSet::from(["h1".to_owned()]));
+        changed(&mut pending, key, None);
+        assert!(pending.is_empty());
+    }
+}

@@ -1,0 +1,81 @@
+//! Rights in etcd, as a cluster needs them: docs/CLUSTER.md has the same by hand.
+use crate::ClusterError;
+use crate::authority::{JOIN_USER, OPERATOR_USER, ROOT_USER};
+use crate::file::ClusterFile;
+use freeflow_etcd::{Auth, EtcdError, Right};
+use freeflow_orchestrator::store::StoreError;
+
+/// Gives rights, as etcd's root.
+pub(crate) struct Rights {
+    auth: Auth,
+    file: ClusterFile,
+}
+
+fn failed(error: EtcdError) -> ClusterError {
+    match error {
+        EtcdError::Denied(why) => ClusterError::File(format!(
+            "etcd lets {ROOT_USER} not give rights: {why}; is the certificate of {ROOT_USER} this etcd's?"
+        )),
+        other => StoreError::from(other).into(),
+    }
+}
+
+impl Rights {
+    /// Of a file with an authority.
+    pub fn open(file: &ClusterFile) -> Result<Self, ClusterError> {
+        Ok(Self { auth: Auth::new(&file.as_root().endpoints()?).map_err(failed)?, file: file.clone() })
+    }
+
+    /// The users that each cluster has, and that rights count from now on. The users that there were not.
+    fn begin(&self) -> Result<Vec<&'static str>, ClusterError> {
+        let keys = self.file.keys();
+        let of_join = format!("{}/", keys.joins());
+        let all = keys.prefix();
+        let mut new = Vec::new();
+        for (user, right) in [(ROOT_USER, None), (OPERATOR_USER, Some(&all)), (JOIN_USER, Some(&of_join))] {
+            if self.auth.add_user(user).map_err(failed)? {
+                new.push(user);
+            }
+            self.auth.add_role(user).map_err(failed)?;
+            if let Some(prefix) = right {
+                self.auth.give_right(user, Right::ReadWrite, prefix).map_err(failed)?;
+            }
+            self.auth.give_role(user, user).map_err(failed)?;
+        }
+        self.auth.enable().map_err(failed)?;
+        Ok(new)
+    }
+
+    /// A host: it reads all of the cluster, and writes of itself; a controller gives blocks and admits hosts, too.
+    pub fn give_host(&self, user: &str, host: &str, is_controller: bool) -> Result<(), ClusterError> {
+        let keys = self.file.keys();
+        self.auth.add_role(user).map_err(failed)?;
+        self.auth.give_right(user, Right::Read, &keys.prefix()).map_err(failed)?;
+        let mut own = vec![keys.host(host)];
+        if is_controller {
+            own.extend([keys.blocks(), keys.places(), keys.joins(), keys.admission()]);
+        }
+        for part in own {
+            self.auth.give_right(user, Right::ReadWrite, &format!("{part}/")).map_err(failed)?;
+        }
+        self.auth.add_user(user).map_err(failed)?;
+        self.auth.give_role(user, user).map_err(failed)
+    }
+
+    /// A host that is a host no more.
+    pub fn take_host(&self, user: &str) -> Result<(), ClusterError> {
+        self.auth.delete(user).map_err(failed)
+    }
+}
+
+/// Makes the users that each cluster has, root, operator and joining hosts, with their rights, and has rights count
+/// from now on. The users that there were not; `None`: the file names no authority, so rights are others' business.
+///
+/// # Errors
+/// etcd did not do it.
+pub fn begin_rights(file: &ClusterFile) -> Result<Option<Vec<&'static str>>, ClusterError> {
+    match &file.authority {
+        Some(_) => Rights::open(file)?.begin().map(Some),
+        None => Ok(None),
+    }
+}

@@ -1,0 +1,248 @@
+//! Hosts join by tokens, and controllers admit them, on a real etcd.
+use crate::common::{Cluster, open, put, until};
+use crate::given::{apply, network, record};
+use freeflow_cluster::{
+    Admission, ClusterError, ClusterFile, Controller, Follow, Followed, HostKey, HostRecord, Operator, Pending, Report,
+    Token, TokenTerms, Tokens, View, Welcome, begin_rights, join, join_as_controller, renew,
+};
+use serde_json::json;
+use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+const WAIT: Duration = Duration::from_secs(30);
+const DAY: Duration = Duration::from_secs(86_400);
+
+/// The file of a controller; with TLS the authority is openssl's, as an operator may have one already.
+fn file(etcd: &Cluster, is_secure: bool) -> ClusterFile {
+    let urls: Vec<String> = (0..etcd.count()).map(|number| etcd.url(number)).collect();
+    let mut fields = json!({"etcd": urls, "controller": true});
+    if is_secure {
+        fields["cacert"] = "ca.pem".into();
+        fields["authority"] =
+            json!({"cert": "ca.pem", "key": "ca.key", "root_cert": "root.pem", "root_key": "root.key"});
+    }
+    let path = etcd.directory().join("controller.json");
+    fs::write(&path, fields.to_string()).expect("written");
+    ClusterFile::read(&path).expect("a file")
+}
+
+fn begin(etcd: &Cluster, is_secure: bool) -> ClusterFile {
+    let file = file(etcd, is_secure);
+    until("etcd answers", || begin_rights(&file).map_err(|error| error.to_string()));
+    until("etcd answers", || Operator::init(&file.as_own(), "id").map_err(|error| error.to_string()));
+    file
+}
+
+fn token(file: &ClusterFile, uses: u32) -> Token {
+    Tokens::open(file).expect("a cluster").create(TokenTerms { uses, lasts: DAY }).expect("a token")
+}
+
+fn key(etcd: &Cluster, host: &str) -> HostKey {
+    HostKey::of(&etcd.directory().join(format!("{host}.etcd.key"))).expect("a key")
+}
+
+fn why(outcome: Result<Welcome, ClusterError>) -> String {
+    outcome.expect_err("it is refused").to_string()
+}
+
+/// Ends them also where a test fails.
+struct End<'a>(&'a AtomicBool);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// So many controllers at work while this is done; and all that they said.
+fn with_controllers<T>(file: &ClusterFile, count: usize, work: impl FnOnce() -> T) -> (T, Vec<String>) {
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let controllers: Vec<_> = (0..count)
+            .map(|_| {
+                scope.spawn(|| {
+                    let own = file.as_own();
+                    let follow = Follow::start(&own).expect("a follower");
+                    let (mut view, mut pending) = (View::new(&file.root), Pending::new(&file.root));
+                    let mut said = Vec::new();
+                    while !is_over.load(Ordering::Relaxed) {
+                        if let Some(news) = follow.next(Duration::from_millis(100)) {
+                            pending.take(&news);
+                            view.take(news);
+                        }
+                        if !pending.is_empty() {
+                            // The rest waits; etcd may be busy.
+                            let (texts, _) = Admission::open(file, &view).expect("its keys").run(&mut pending);
+                            said.extend(texts);
+                        }
+                    }
+                    said
+                })
+            })
+            .collect();
+        let end = End(&is_over);
+        let done = work();
+        drop(end);
+        (done, controllers.into_iter().flat_map(|controller| controller.join().expect("it ended")).collect())
+    })
+}
+
+#[test]
+fn two_controllers_give_the_last_use_to_one_host() {
+    let etcd = Cluster::start(1, &["root"]);
+    let file = begin(&etcd, true);
+    for round in 0..4 {
+        let token = token(&file, 1);
+        let names = [format!("a{round}"), format!("b{round}")];
+        let (outcomes, said) = with_controllers(&file, 2, || {
+            thread::scope(|scope| {
+                let join = |name| {
+                    let (key, token) = (key(&etcd, name), &token);
+                    scope.spawn(move || join(token, name, &key, WAIT))
+                };
+                let all: Vec<_> = names.iter().map(|name| join(name.as_str())).collect();
+                all.into_iter().map(|one| one.join().expect("it ended")).collect::<Vec<_>>()
+            })
+        });
+        let (admitted, refused): (Vec<_>, Vec<_>) = outcomes.into_iter().partition(Result::is_ok);
+        assert_eq!((admitted.len(), refused.len()), (1, 1), "round {round}: {said:?}");
+        let why = why(refused.into_iter().next().expect("one"));
+        assert!(why.contains("used up"), "{why}");
+        let welcome = admitted.into_iter().next().expect("one").expect("admitted");
+        assert_eq!((welcome.range, welcome.pool.as_str()), (format!("10.111.{round}.0/24"), "10.111.0.0/16"));
+        assert!(welcome.certificate.is_some_and(|pem| pem.contains("BEGIN CERTIFICATE")));
+        let list = Tokens::open(&file).expect("a cluster").list().expect("read");
+        let (_, record) = list.into_iter().find(|(id, _)| *id == token.id).expect("it is there");
+        assert!(record.uses_left == 0 && record.used_by.len() == 1, "{record:?}");
+        assert_eq!(said.len(), 2, "each is answered once: {said:?}");
+    }
+}
+
+#[test]
+fn tokens_end_and_names_are_kept() {
+    let etcd = Cluster::start(1, &["root"]);
+    let file = begin(&etcd, true);
+    let token = token(&file, 9);
+    let first = join_as_controller(&file, "h1", &key(&etcd, "h1")).expect("a controller");
+    assert_eq!(first.range, "10.111.0.0/24");
+    let again = join_as_controller(&file, "h1", &key(&etcd, "h1")).expect("the same");
+    assert_eq!(again.range, first.range);
+    assert!(why(join_as_controller(&file, "h1", &key(&etcd, "another"))).contains("another key"));
+    let why = |name: &str, key_of: &str, token: &Token, wait| why(join(token, name, &key(&etcd, key_of), wait));
+    let ((), said) = with_controllers(&file, 1, || {
+        let welcome = join(&token, "h2", &key(&etcd, "h2"), WAIT).expect("admitted");
+        // Once more, having lost the answer: nothing is used up by that.
+        assert_eq!(join(&token, "h2", &key(&etcd, "h2"), WAIT).expect("admitted").range, welcome.range);
+        assert!(why("h2", "another", &token, WAIT).contains("another key"));
+        assert!(why("h1", "another", &token, WAIT).contains("another key"));
+        // Names that would be somebody's in etcd are names of hosts here, and no more.
+        let root = join(&token, "root", &key(&etcd, "root-host"), WAIT).expect("admitted");
+        let pem = etcd.directory().join("host.pem");
+        fs::write(&pem, root.certificate.expect("a certificate")).expect("written");
+        let subject =
+            std::process::Command::new("openssl").args(["x509", "-noout", "-subject", "-in"]).arg(&pem).output();
+        let subject = String::from_utf8(subject.expect("openssl").stdout).expect("text");
+        assert!(subject.contains("host-root-"), "{subject}");
+        // A damaged entry holds up nobody else.
+        let mut store = open(&etcd.endpoints_as("root"), "/freeflow/admission");
+        put(&mut store, "hosts/damaged", "no JSON").expect("written");
+        let failure = why("damaged", "damaged", &token, Duration::from_secs(1));
+        assert!(failure.contains("no controller has answered"), "{failure}");
+        let mut tokens = Tokens::open(&file).expect("a cluster");
+        assert_eq!(tokens.list().expect("read")[0].1.uses_left, 7);
+        tokens.revoke(&token.id).expect("revoked");
+        assert!(tokens.revoke(&token.id).is_err());
+        assert!(why("h3", "h3", &token, WAIT).contains("revoked"));
+        let short = TokenTerms { uses: 1, lasts: Duration::from_secs(1) };
+        let short = tokens.create(short).expect("a token");
+        let is_over = || SystemTime::now().duration_since(UNIX_EPOCH).is_ok_and(|now| now.as_secs() > short.expires_s);
+        until("it expires", || is_over().then_some(()).ok_or_else(|| "not yet".into()));
+        assert!(why("h3", "h3", &short, WAIT).contains("expired"));
+    });
+    assert_eq!(said.iter().filter(|text| text.contains("is refused")).count(), 3, "{said:?}");
+    assert!(said.iter().any(|text| text.contains("host damaged gets no answer")), "{said:?}");
+    let other = self::token(&file, 1);
+    assert!(why("h4", "h4", &other, Duration::from_secs(1)).contains("no controller has answered"));
+}
+
+#[test]
+fn hosts_ranges_are_apart_and_come_back_when_they_are_removed() {
+    let etcd = Cluster::start(1, &[]);
+    let file = begin(&etcd, false);
+    let mut operator = Operator::open(&file).expect("a cluster");
+    operator.change(&apply(vec![network("red", "10.111.1.0/24")]), false).expect("declared");
+    // A host that was given 10.111.2.0/24 by hand.
+    let report = Report::start(&file, "hand").expect("a thread");
+    report.say(Some(record(2)), None, Followed::default());
+    until("it is there", || match operator.view().map_err(|error| error.to_string())?.hosts().contains_key("hand") {
+        true => Ok(()),
+        false => Err("not yet".into()),
+    });
+    let token = token(&file, 9);
+    let ((), _) = with_controllers(&file, 2, || {
+        let range = |host: &str| {
+            let welcome = join(&token, host, &key(&etcd, host), WAIT).expect("admitted");
+            assert_eq!(welcome.certificate, None, "etcd has no TLS");
+            welcome.range
+        };
+        assert_eq!([range("h1"), range("h2")], ["10.111.0.0/24", "10.111.3.0/24"]);
+        assert!(why(join(&token, "hand", &key(&etcd, "hand"), WAIT)).contains("another key"));
+        // Blocks of `default` stay, though nobody has declared it and hosts don't speak of it; and no network is
+        // declared over them.
+        let report = Report::start(&file, "h2").expect("a thread");
+        let own = HostRecord { default_range: "10.111.3.0/24".into(), ..record(77) };
+        report.say(Some(own), None, Followed { revision: 1_000_000, ..Followed::default() });
+        until("it is there", || {
+            match operator.view().map_err(|error| error.to_string())?.followed().contains_key("h2") {
+                true => Ok(()),
+                false => Err("not yet".into()),
+            }
+        });
+        let view = operator.view().expect("read");
+        Controller::run(&file, &view).expect("done");
+        assert!(operator.change(&apply(vec![network("blue", "10.111.3.128/25")]), false).is_err());
+        assert_eq!(operator.remove_host("h1").expect("removed"), 1);
+        assert_eq!(range("h3"), "10.111.0.0/24", "it is free again");
+    });
+    assert!(operator.view().expect("read").block("default", "h2").is_some());
+}
+
+#[test]
+fn a_host_that_is_in_has_its_certificate_renewed() {
+    let etcd = Cluster::start(1, &["root"]);
+    let controller = begin(&etcd, true);
+    let key = key(&etcd, "h1");
+    let first = join_as_controller(&controller, "h1", &key).expect("admitted");
+    let own = |pem: &str| {
+        fs::write(etcd.directory().join("h1.pem"), pem).expect("written");
+        let fields = json!({"etcd": [etcd.url(0)], "cacert": "ca.pem", "cert": "h1.pem", "key": "h1.etcd.key"});
+        let path = etcd.directory().join("h1.json");
+        fs::write(&path, fields.to_string()).expect("written");
+        ClusterFile::read(&path).expect("a file")
+    };
+    let certificate = first.certificate.expect("a certificate");
+    let file = own(&certificate);
+    let (renewed, said) = with_controllers(&controller, 2, || {
+        until("another certificate", || match renew(&file, "h1", &key) {
+            Ok(Some(welcome)) => Ok(welcome),
+            Ok(None) => Err("not yet".into()),
+            Err(error) => Err(error.to_string()),
+        })
+    });
+    let renewed_certificate = renewed.certificate.expect("a certificate");
+    assert!(renewed_certificate != certificate && renewed.range == first.range);
+    assert!(said.iter().all(|text| text.contains("another certificate")) && !said.is_empty(), "{said:?}");
+    // It asks for itself alone, with the key that it was admitted with.
+    let file = own(&renewed_certificate);
+    assert!(renew(&file, "h2", &key).is_err(), "etcd lets it write for another host");
+    let stranger = self::key(&etcd, "stranger");
+    let (error, _) = with_controllers(&controller, 1, || {
+        until("it is refused", || match renew(&file, "h1", &stranger) {
+            Err(error) => Ok(error.to_string()),
+            other => Err(format!("{other:?}")),
+        })
+    });
+    assert!(error.contains("no host of this name and key"), "{error}");
+}
