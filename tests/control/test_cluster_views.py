@@ -71,6 +71,10 @@ def test_the_vnics_of_all_hosts_are_in_one_list(hosts, pair):
     need("ageSeconds" in yaml, yaml)
     hosts.wait("counted", lambda: [item["status"]["vnicCount"] for item in json.loads(
         hosts.as_operator("get", "hosts", "-o", "json"))["items"]] == [1, 1, 0])
+    for labels, count in (("role=web", 0), ("!role", 2), ("role!=web", 2)):
+        found = json.loads(hosts.as_operator("get", "vnics", "-l", labels, "-o", "json"))["items"]
+        need(len(found) == count, f"{labels}: {found}")
+    need("terms are" in hosts.as_operator("get", "vnics", "-l", "a in (b)", codes=(2,)), "a bad selector")
     text = hosts.as_operator("get", "hosts")
     need(hosts.rows["host3"]["address"] in text and "FOLLOWS" in text, text)
 
@@ -151,7 +155,7 @@ def test_a_declared_vnic_is_shown_once_and_named_wherever_it_is(hosts, pair):
     hosts.wait_for_all()
     for number in (3, 1):
         host = hosts.host(number)
-        host.freeflow("run", "-d", "--wait", "--vnic", "database", "--name", f"user{number}", "--", "sleep", "infinity")
+        host.freeflow("run", "-d", "--vnic", "database", "--name", f"user{number}", "--", "sleep", "infinity")
 
         def rows():
             items = json.loads(hosts.as_operator("get", "vnics", "-o", "json"))["items"]

@@ -54,6 +54,7 @@ pub mod mode;
 pub mod objects;
 mod policy;
 mod pool;
+mod selector;
 mod share;
 mod state;
 pub mod store;
@@ -65,6 +66,7 @@ pub use command::{Change, Command, Outcome, Plan, Reason, Refusal, USER_COUNT_MA
 pub use entries::{KEY_PREFIX, decode_object, object_key, object_of_key};
 pub use memory_store::{Delta, MemoryStore};
 pub use pool::{Pool, PoolError};
+pub use selector::Selector;
 pub use state::{AccessView, ClassEntry, NetworkEntry, State, VnicEntry};
 pub use store::{Revision, Store};
 

@@ -1,12 +1,12 @@
 //! The requests of `apply`, `get`, `describe`, `diff` and `delete`, answered from etcd: for all hosts of a cluster,
 //! with the credential of the caller. The answers are those of a router's API.
 use super::views;
-use crate::control::api::{Answer, BASE, Cause, Details, Refusal, Trouble};
+use crate::control::api::{Answer, BASE, Cause, Details, Refusal, Trouble, decoded};
 use crate::failure::{Failure, Result};
 use crate::output;
 use freeflow_cluster::{ClusterFile, Follow, News, Operator, View};
-use freeflow_orchestrator::objects::{AnyObject, Invalid, ObjectKind, parse_object};
-use freeflow_orchestrator::{Command, Outcome, Reason, Revision, State};
+use freeflow_orchestrator::objects::{AnyObject, Invalid, Labels, ObjectKind, parse_object};
+use freeflow_orchestrator::{Command, Outcome, Reason, Revision, Selector, State};
 use hyper::Method;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -111,12 +111,10 @@ impl ClusterApi {
                 .find_map(|part| part.split_once('=').filter(|(key, _)| *key == name).map(|(_, value)| value))
         };
         let dry_run = parameter("dryRun") == Some("true");
-        if parameter("labelSelector").is_some() {
-            return Err(Failure::new("-l is about one host: leave --cluster out").with_code(2).into());
-        }
+        let selector = selector_in(query)?;
         match (method, path.split_once('/')) {
             (&Method::POST, None) if path == "apply" => self.apply(body.unwrap_or(&Value::Null), dry_run),
-            (&Method::GET, None) => self.list(kind_of(path)?),
+            (&Method::GET, None) => self.list(kind_of(path)?, &selector),
             (&Method::GET, Some((plural, name))) => self.get(kind_of(plural)?, name),
             (&Method::DELETE, Some((plural, name))) => {
                 let version = parameter("resourceVersion").map(str::parse).transpose();
@@ -148,9 +146,9 @@ impl ClusterApi {
         Ok((view, declared))
     }
 
-    fn list(&mut self, kind: ObjectKind) -> Answer<Value> {
+    fn list(&mut self, kind: ObjectKind, selector: &Selector) -> Answer<Value> {
         let view = self.operator.view()?;
-        let items = items(kind, &view)?;
+        let items = items(kind, &view, selector)?;
         self.listed.clone_from(&items);
         Ok(json!({"apiVersion": "freeflow.io/v1", "kind": format!("{kind}List"),
             "metadata": {"resourceVersion": view.revision()}, "items": items}))
@@ -173,7 +171,8 @@ impl ClusterApi {
     /// Calls `event` for each change since the last list, until it wants no more.
     pub fn watch(&mut self, path: &str, mut event: impl FnMut(Value) -> Answer<bool>) -> Answer<()> {
         let path = path.strip_prefix(BASE).unwrap_or(path).trim_start_matches('/');
-        let kind = kind_of(path.split_once('?').map_or(path, |(path, _)| path))?;
+        let (path, query) = path.split_once('?').unwrap_or((path, ""));
+        let (kind, selector) = (kind_of(path)?, selector_in(query)?);
         let follow = Follow::start(&self.file)?;
         let mut view = View::new(&self.file.root);
         let mut before = by_name(&std::mem::take(&mut self.listed));
@@ -192,7 +191,7 @@ impl ClusterApi {
             if is_behind {
                 continue;
             }
-            let after = by_name(&items(kind, &view)?);
+            let after = by_name(&items(kind, &view, &selector)?);
             for change in changes(&before, &after) {
                 if !event(change)? {
                     return Ok(());
@@ -203,11 +202,24 @@ impl ClusterApi {
     }
 }
 
-/// All that is declared, and that hosts have of themselves.
-fn items(kind: ObjectKind, view: &View) -> Result<Vec<Value>> {
+/// The selector in a query.
+fn selector_in(query: &str) -> Result<Selector> {
+    let text = query.split('&').find_map(|part| part.strip_prefix("labelSelector="));
+    let text = text.map_or_else(|| Some(String::new()), decoded);
+    let parsed =
+        text.ok_or_else(|| "labelSelector: not well-formed".to_owned()).and_then(|text| Selector::parse(&text));
+    parsed.map_err(|why| Failure::new(why).with_code(2))
+}
+
+/// All that is declared, and that hosts have of themselves, with such labels.
+fn items(kind: ObjectKind, view: &View, selector: &Selector) -> Result<Vec<Value>> {
     let declared = view.declared()?;
     let objects: Vec<AnyObject> = declared.objects(kind).collect();
-    Ok(merged(kind, objects.iter(), view))
+    let mut items = merged(kind, objects.iter(), view);
+    let labels =
+        |item: &Value| serde_json::from_value::<Labels>(item["metadata"]["labels"].clone()).unwrap_or_default();
+    items.retain(|item| selector.fits(&labels(item)));
+    Ok(items)
 }
 
 /// The same of these; a declared vNIC is shown once, with the words of the host that has it.

@@ -37,6 +37,21 @@ pub fn encoded(text: &str) -> String {
     encoded
 }
 
+/// Of what [`encoded`] gives; `None`: of something else.
+pub fn decoded(text: &str) -> Option<String> {
+    let (mut bytes, mut rest) = (Vec::new(), text.bytes());
+    while let Some(byte) = rest.next() {
+        bytes.push(match byte {
+            b'%' => {
+                let mut digit = || char::from(rest.next()?).to_digit(16);
+                u8::try_from(digit()? * 16 + digit()?).ok()?
+            }
+            other => other,
+        });
+    }
+    String::from_utf8(bytes).ok()
+}
+
 /// How long the router may take to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest answer, and longest line of a watch, bytes.

@@ -7,11 +7,10 @@
 //! Invariant: the server knows nothing of the control thread beyond this list and [`super::feed`].
 use super::caller::{Caller, Role};
 use super::meters::{HostMeter, MeterPage, Position};
-use super::query::Selector;
 use crate::audit::Who;
 use crate::dataplane::meters::PathCounts;
 use freeflow_orchestrator::objects::{AnyObject, ObjectKind};
-use freeflow_orchestrator::{Command, Outcome, Refusal, Revision};
+use freeflow_orchestrator::{Command, Outcome, Refusal, Revision, Selector};
 use freeflow_protocol::admin::{
     CmStatus, NetworkStatus, PeersStatus, QpStatus, RouterStatus, VnicStatus, WireFaults, WireStatus,
 };

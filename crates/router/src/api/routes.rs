@@ -4,7 +4,7 @@ use super::failure::Failure;
 use super::link::Link;
 use super::permission::FOLLOW;
 use super::plane::{BeginWatch, ChangeObjects, Done, GetObject, NotDone, Page, PageObjects};
-use super::query::{Named, Selector, flag, parameters};
+use super::query::{Named, flag, parameters};
 use super::users::Place;
 use super::watch::{Filter, History, Listed, Reader, WatchBody, added};
 use super::{BASE, health, host, json_header, live, metrics, openapi};
@@ -16,7 +16,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
 use freeflow_orchestrator::objects::{API_VERSION, AnyObject, Cause, Invalid, ObjectKind, parse_object};
-use freeflow_orchestrator::{Command, Revision};
+use freeflow_orchestrator::{Command, Revision, Selector};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -173,7 +173,8 @@ async fn list(
     let kind = kind_of(&plural)?;
     let query = parameters(query.as_deref(), &["labelSelector", "watch", "resourceVersion", "floating"])?;
     let floating = flag(&query, "floating")?;
-    let selector = Selector::parse(query.get("labelSelector").map_or("", String::as_str))?;
+    let selector =
+        Selector::parse(query.get("labelSelector").map_or("", String::as_str)).map_err(Failure::bad_request)?;
     if flag(&query, "watch")? {
         if floating {
             return Err(Failure::bad_request("floating is for lists, not for watches"));

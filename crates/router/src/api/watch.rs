@@ -13,9 +13,9 @@
 //! may have come later than what that reader knows.
 use super::failure::Failure;
 use super::feed::{Change, Side};
-use super::query::Selector;
 use axum::body::Bytes;
 use freeflow_orchestrator::Revision;
+use freeflow_orchestrator::Selector;
 use freeflow_orchestrator::objects::{API_VERSION, AnyObject, Labels, ObjectKind};
 use hyper::body::{Body, Frame};
 use serde_json::json;
