@@ -19,10 +19,11 @@ const LINE_COUNT_MAX: usize = 8192;
 /// As in DNS.
 const NAME_BYTES_MAX: usize = 63;
 
-/// Whether other programs can take it for a name: others' hosts say what they like.
+/// Whether other programs can take it for a name: others' hosts say what they like. One label, without dots, so that no
+/// container takes the place of a name of the DNS.
 fn is_name(name: &str) -> bool {
     let first = name.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
-    let rest = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-'));
+    let rest = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-'));
     first && rest && name.len() <= NAME_BYTES_MAX && name.parse::<IpAddr>().is_err()
 }
 
@@ -43,13 +44,13 @@ pub fn text(base: &str, network: &str, mut vnics: Vec<&Named>) -> Vec<u8> {
     let base = lines_of(base);
     let words = base.iter().flat_map(|line| line.split('#').next().unwrap_or_default().split_whitespace().skip(1));
     let taken: BTreeSet<String> = words.map(str::to_ascii_lowercase).chain(["localhost".into()]).collect();
+    vnics.sort_by(|one, other| {
+        (one.since_s, &one.names, &one.addresses).cmp(&(other.since_s, &other.names, &other.addresses))
+    });
     let mut line_count = 0;
     vnics.retain(|vnic| {
         line_count += vnic.addresses.len();
         line_count <= LINE_COUNT_MAX
-    });
-    vnics.sort_by(|one, other| {
-        (one.since_s, &one.names, &one.addresses).cmp(&(other.since_s, &other.names, &other.addresses))
     });
     let lines = vnics.iter().flat_map(|vnic| {
         let is_good = |name: &&String| is_name(name) && !taken.contains(&name.to_ascii_lowercase());
@@ -123,12 +124,12 @@ mod tests {
     fn no_name_is_anything_but_a_name() {
         let base = "127.0.0.1 localhost\n10.0.0.1 Gateway gw # printer\n";
         let long = "x".repeat(64);
-        let bad = ["localhost", "LOCALHOST", "gateway", "gw", "a b", "a\n10.0.0.9 bank", "a#", "ä", "", "-a", ".a"];
+        let bad = ["localhost", "LOCALHOST", "gateway", "gw", "a b", "a\n10.0.0.9 bank", "a#", "ä", "", "-a", ".a", "pypi.org", "localhost.", "gw."];
         let bad = bad.into_iter().chain(["10.0.0.9", "0", &long, "a/b", "a\0b"]).filter(|name| *name != "0");
         for name in bad {
             assert_eq!(lines(base, &[vnic(name, &["10.50.0.2"], 1)]).len(), 3, "{name:?}");
         }
-        for good in ["printer", "A.b_c-1", "0", &"x".repeat(63)] {
+        for good in ["printer", "A-b_c-1", "0", &"x".repeat(63)] {
             assert_eq!(lines(base, &[vnic(good, &["10.50.0.2"], 1)])[3], format!("10.50.0.2 {good}"));
         }
     }

@@ -1,5 +1,5 @@
 //! Names of the vNICs of the other hosts, as far as they are believed: a host names what has its own addresses alone.
-use crate::peers::Peer;
+use crate::peers::{Peer, Ranges};
 use crate::view::View;
 use freeflow_orchestrator::{Cidr, DEFAULT_NETWORK, State};
 use serde::{Deserialize, Serialize};
@@ -37,13 +37,12 @@ pub fn named(view: &View, declared: &State, peers: &[Peer]) -> Vec<Named> {
     let mut all = Vec::new();
     for peer in peers {
         let Some(said) = view.vnics().get(&peer.host) else { continue };
-        let limit = all.len() + NAMED_COUNT_MAX;
-        let own: Vec<Cidr> = peer.prefixes.iter().filter_map(|prefix| prefix.parse().ok()).collect();
-        for vnic in &said.vnics {
+        let own: Ranges = peer.prefixes.iter().filter_map(|prefix| prefix.parse().ok()).collect();
+        for vnic in said.vnics.iter().take(NAMED_COUNT_MAX) {
             let is_its =
-                |address: &IpAddr| own.iter().any(|cidr| cidr.contains(*address)) && is_in(&vnic.network, *address);
+                |address: &IpAddr| own.overlaps(Cidr::single(*address)) && is_in(&vnic.network, *address);
             let addresses: Vec<IpAddr> = vnic.addresses.iter().copied().filter(is_its).collect();
-            if !addresses.is_empty() && all.len() < limit {
+            if !addresses.is_empty() {
                 let names = vnic.names().map(str::to_owned).collect();
                 all.push(Named { network: vnic.network.clone(), names, addresses, since_s: vnic.since_s });
             }

@@ -18,13 +18,13 @@ const ALL_PREFIX_COUNT_MAX: usize = 65_536;
 
 /// Ranges of which no two overlap.
 #[derive(Default)]
-struct Ranges {
+pub(crate) struct Ranges {
     /// The last address of each by its first one.
     by_first: BTreeMap<IpAddr, IpAddr>,
 }
 
 impl Ranges {
-    fn overlaps(&self, cidr: Cidr) -> bool {
+    pub fn overlaps(&self, cidr: Cidr) -> bool {
         let (first, last) = cidr.bounds();
         // Addresses of a family are together in this order; of ranges that begin earlier the last one ends last.
         let before = self.by_first.range(..=last).next_back();
@@ -34,6 +34,12 @@ impl Ranges {
     fn add(&mut self, cidr: Cidr) {
         let (first, last) = cidr.bounds();
         self.by_first.insert(first, last);
+    }
+}
+
+impl FromIterator<Cidr> for Ranges {
+    fn from_iter<I: IntoIterator<Item = Cidr>>(cidrs: I) -> Self {
+        Self { by_first: cidrs.into_iter().map(|cidr| cidr.bounds()).collect() }
     }
 }
 

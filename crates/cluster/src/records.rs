@@ -183,7 +183,12 @@ pub fn is_host_name(name: &str) -> bool {
 
 /// So many letters of a text of somebody else's, none of which does anything to a terminal.
 pub(crate) fn harmless(text: &str, count_max: usize) -> String {
-    text.chars().take(count_max).map(|letter| if letter.is_control() { '?' } else { letter }).collect()
+    // Also those that turn the direction of writing, or take no place: they hide what is there.
+    let is_hidden = |letter: char| {
+        matches!(letter, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}')
+    };
+    let shown = |letter: char| if letter.is_control() || is_hidden(letter) { '?' } else { letter };
+    text.chars().take(count_max).map(shown).collect()
 }
 
 impl Followed {
@@ -220,5 +225,17 @@ impl Followed {
             self.ranges.pop_last();
         }
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_that_hosts_say_hides_what_is_there() {
+        let said = "a\u{1b}[2Jb\u{202e}c\u{2066}d\u{200b}e\u{feff}\n\u{9b}f ü";
+        assert_eq!(harmless(said, 100), "a?[2Jb?c?d?e???f ü");
+        assert_eq!(harmless(said, 3), "a?[");
     }
 }
