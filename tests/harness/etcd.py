@@ -18,13 +18,15 @@ class Etcd:
     """A cluster of etcd's; `file(user)` is the cluster file of a user. Without users its certificates, and the files of
     the operator and of controllers, are those of `freeflow cluster authority`."""
 
-    def __init__(self, lab, directory, users=None, options=()):
+    def __init__(self, lab, directory, users=None, options=(), is_made=False):
         self.lab, self.directory = lab, directory
         self.addresses = [row["address"] for row in lab.status()["hosts"]]
         self.members = {}
         self.has_own_server_files = users is None
         try:
-            if self.has_own_server_files:
+            if is_made:
+                pass
+            elif self.has_own_server_files:
                 words = ["cluster", "authority", directory, "--etcd", ",".join(self.addresses), *options]
                 self.flags = run([lab.host(1).freeflow_path, *words], 20)
             else:

@@ -27,7 +27,8 @@ const OVERHEAD_IPV6_BYTES: u32 = 40 + 8 + 8 + 14;
 const LEARNED_COUNT_MAX: u32 = 65_536;
 /// The smallest packet that every IPv4 host must take (RFC 791), and so the least that an overlay must carry, bytes.
 const MTU_BYTES_MIN: u32 = 576;
-const FILE_BYTES_MAX: u64 = 1 << 20;
+/// As the router takes.
+const FILE_BYTES_MAX: u64 = 8 << 20;
 const PEER_COUNT_MAX: usize = 1024;
 
 /// The overlay's part of the peers file; the rest is the router's.

@@ -1,0 +1,119 @@
+"""Every example of docs/CLUSTER.md, in its order, on the three hosts of a laboratory: `# on hN` says on which one.
+
+Addresses of the page (192.0.2.N) are those of the laboratory here; etcd is started by the test, with the files that the page's first
+command makes. The rest is as in tests/control/test_control_docs.py.
+"""
+
+import os
+import re
+import subprocess
+import time
+
+import pytest
+
+import harness
+from harness import need
+from harness.etcd import Etcd
+from harness.lab import Lab
+from harness.page import blocks, fits
+from harness.settings import DIST, ROOT
+
+DOCUMENT = ROOT / "docs" / "CLUSTER.md"
+BLOCK_SECONDS = 90
+# News reach other hosts a little later.
+READS_ONLY = re.compile(r"freeflow (get|cluster status|ps|run --rm) .*\Z|freeflow cluster status\Z", re.DOTALL)
+SETTLED_SECONDS = 20
+
+
+class Page:
+    """Its reader: a folder that all three hosts see."""
+
+    def __init__(self, lab):
+        self.lab, self.etcd = lab, None
+        self.files = lab.directory / "page"
+        self.files.mkdir()
+        self.addresses = [row["address"] for row in lab.status()["hosts"]]
+        for number in range(1, len(self.addresses) + 1):
+            lab.host(number).freeflow("down", "--force")
+            programs = self.programs(number)
+            programs.mkdir()
+            (programs / "freeflow").symlink_to(lab.host(number).freeflow_path)
+
+    def programs(self, number):
+        return self.lab.directory / f"bin{number}"
+
+    def here(self, text):
+        """With the addresses of this laboratory."""
+        return re.sub(r"\b192\.0\.2\.([123])\b", lambda found: self.addresses[int(found[1]) - 1], text)
+
+    def write(self, content):
+        name = re.match(r"# (\S+\.yaml)\n", content)
+        need(name, "a YAML block does not begin with `# NAME.yaml`")
+        (self.files / name[1]).write_text(content + "\n")
+
+    def run(self, content, expected):
+        place = re.match(r"# on h([123])\n", content)
+        need(place, "a block does not begin with `# on hN`")
+        number, script = int(place[1]), self.here(content[place.end():])
+        host, end = self.lab.host(number), time.monotonic() + SETTLED_SECONDS
+        environment = {
+            **os.environ, "PATH": f"{self.programs(number)}:{os.environ['PATH']}:/usr/sbin:/sbin", "FREEFLOW_RUN_DIR": str(host.run_dir),
+            "FREEFLOW_ROUTER": str(DIST / "bin" / "freeflow-router"), "FREEFLOW_LIBDIR": str(DIST / "lib")}
+        command = [str(word) for word in host.enter("timeout", "-k", "5", BLOCK_SECONDS, "sh", "-e", "-c", script)]
+        while True:
+            process = subprocess.run(command, cwd=self.files, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                     stderr=subprocess.STDOUT, text=True)
+            is_good = process.returncode == 0 and (expected is None or fits(self.here(expected), process.stdout))
+            if is_good:
+                break
+            is_late = time.monotonic() > end or not READS_ONLY.match(script)
+            need(not is_late, f"exit status {process.returncode}\n--- expected:\n{expected}\n--- printed:\n{process.stdout}")
+            time.sleep(0.2)
+        if "cluster authority" in content:
+            # As the page says, and as the command has printed.
+            self.etcd = Etcd(self.lab, self.files / "ca", is_made=True)
+            self.etcd.wait_until_healthy()
+
+    def close(self):
+        if self.etcd:
+            self.etcd.close()
+
+
+BLOCKS = [block for block in blocks(DOCUMENT.read_text()) if block[0] > DOCUMENT.read_text().split("## Step by step")[0].count("\n")
+          and block[0] < DOCUMENT.read_text().split("## Tokens")[0].count("\n")]
+
+
+def examples():
+    files = []
+    for index, (line, language, content) in enumerate(BLOCKS):
+        following = BLOCKS[index + 1] if index + 1 < len(BLOCKS) else (0, "-", "")
+        if language == "yaml":
+            files.append(content)
+        elif language == "sh":
+            yield pytest.param(files, content, following[2] if following[1] == "" else None, id=f"CLUSTER.md:{line}")
+            files = []
+
+
+@pytest.fixture(scope="module")
+def page():
+    harness.require_commands("etcd", "etcdctl", "getent", "hostname")
+    lab = Lab(3, 1500)
+    page = None
+    try:
+        page = Page(lab)
+        yield page
+    finally:
+        if page:
+            page.close()
+        lab.close()
+
+
+def test_the_page_has_examples():
+    need(len(BLOCKS) > 15, "the examples of docs/CLUSTER.md were not found")
+
+
+@pytest.mark.parametrize("files, content, expected", examples())
+def test_example(page, files, content, expected):
+    for file in files:
+        page.write(file)
+    page.run(content, expected)
