@@ -52,7 +52,7 @@ def test_a_seed(hosts, seed):
     for key, count in counts.items():
         totals[key] = totals.get(key, 0) + count
     totals["slowest"] = max(totals.get("slowest", 0), round(equal, 2))
-    print(f"seed {seed}: equal after {equal:.2f} s, {time.monotonic() - begin:.2f} s in all, {counts}")
+    print(f"seed {seed}: {trial.notes_of_end()}; equal after {equal:.2f} s, {time.monotonic() - begin:.2f} s in all, {counts}")
 
 
 def test_all_kinds_of_faults_were_met(hosts):

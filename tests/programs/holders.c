@@ -1,10 +1,10 @@
-// Who is believed under an address: datagrams that say which host sent them, and a third host that notes them.
+// Datagrams that say which host sent them, and a third host that notes which of them it is given.
 //
 //   holders watch DIR NAME IP          receives, and prints a line `NS HOST RUN NUMBER` for each datagram
 //   holders send DIR HOST RUN          sends one each 5 ms to every watcher that DIR names, for as long as it lives
 //
-// A watcher writes `IP QPN` to DIR/NAME.watcher when it can receive. NS is CLOCK_REALTIME, as logs have it; HOST and RUN
-// are numbers. Either end begins anew when its device is gone.
+// A watcher writes `IP QPN` to DIR/NAME.watcher when it can receive. NS is CLOCK_REALTIME, as logs have it; HOST and
+// RUN are numbers. Either end begins anew when its device is gone.
 #include "harness.h"
 
 #include <dirent.h>
