@@ -15,6 +15,9 @@ SOON = 60
 class Hosts:
     """The laboratory, its etcd, and an operator."""
 
+    controllers = (1,)
+    etcd_options = {}
+
     def __init__(self):
         self.lab = Lab(3, 1500)
         self.etcd = None
@@ -27,9 +30,9 @@ class Hosts:
 
     def begin(self):
         """etcd, with certificates and rights by hand."""
-        self.etcd = Etcd(self.lab, self.lab.directory / "etcd", ["operator", *map(name_of, HOSTS)])
+        self.etcd = Etcd(self.lab, self.lab.directory / "etcd", ["operator", *map(name_of, HOSTS)], **self.etcd_options)
         self.etcd.wait_until_healthy()
-        self.etcd.give_rights("operator", list(map(name_of, HOSTS)), [name_of(1)])
+        self.etcd.give_rights("operator", list(map(name_of, HOSTS)), list(map(name_of, self.controllers)))
         self.operator = self.etcd.file("operator")
 
     def host(self, number):
@@ -39,7 +42,7 @@ class Hosts:
         host, name = self.host(number), name_of(number)
         host.freeflow("down", "--force")
         row = self.rows[name]
-        file = self.etcd.file(name, controller=number == 1, **fields)
+        file = self.etcd.file(name, controller=number in self.controllers, **fields)
         host.freeflow("up", "--cluster", file, "--address", row["address"], "--range", row["range"], "--host", name)
 
     def as_operator(self, *words, at=3, codes=(0,), seconds=60):

@@ -18,8 +18,8 @@ class Etcd:
     """A cluster of etcd's; `file(user)` is the cluster file of a user. Without users its certificates, and the files of
     the operator and of controllers, are those of `freeflow cluster authority`."""
 
-    def __init__(self, lab, directory, users=None, options=(), is_made=False):
-        self.lab, self.directory = lab, directory
+    def __init__(self, lab, directory, users=None, options=(), is_made=False, election_ms=2000):
+        self.lab, self.directory, self.election_ms = lab, directory, election_ms
         self.addresses = [row["address"] for row in lab.status()["hosts"]]
         self.members = {}
         self.has_own_server_files = users is None
@@ -62,7 +62,8 @@ class Etcd:
         address = self.addresses[number - 1]
         all_members = ",".join(f"m{i}=https://{other}:{PEER_PORT}" for i, other in enumerate(self.addresses, 1))
         words = ["etcd", "--name", f"m{number}", "--data-dir", f"m{number}", "--initial-cluster", all_members,
-                 "--initial-cluster-state", "new", "--heartbeat-interval", "200", "--election-timeout", "2000"]
+                 "--initial-cluster-state", "new",
+                 "--heartbeat-interval", str(self.election_ms // 10), "--election-timeout", str(self.election_ms)]
         server = f"etcd-{address}" if self.has_own_server_files else "server"
         for side, port in (("", CLIENT_PORT), ("peer-", PEER_PORT)):
             words += [f"--{side}cert-file", f"{server}.pem", f"--{side}key-file", f"{server}.key", f"--{side}trusted-ca-file", "ca.pem",

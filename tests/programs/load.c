@@ -1,11 +1,11 @@
 // Traffic that checks itself, until asked to stop.
 //
-//   load [-e] [-i] [-f] [-x] [-m heap|shared] [-s SEED] [-t SECONDS] server PORT | client HOST PORT
+//   load [-e] [-i] [-f] [-x] [-m heap|shared] [-p MS] [-s SEED] [-t SECONDS] server PORT | client HOST PORT
 //   load -a                              only waits for an asynchronous event
 //
 // -e sleeps in the completion channel; -i posts nothing but receives; -f expects the device to die under it, and prints
-// when it learned of that (CLOCK_MONOTONIC, ns); -x exits without closing anything. SIGTERM to either end stops both in
-// order. Exit 0: all was right. Once connected it prints `ready QPN RKEY ADDRESS`.
+// when it learned of that (CLOCK_MONOTONIC, ns); -x exits without closing anything; -p rests so long after each turn.
+// SIGTERM to either end stops both in order. Exit 0: all was right. Once connected it prints `ready QPN RKEY ADDRESS`.
 #include "traffic.h"
 
 #include <errno.h>
@@ -67,11 +67,12 @@ static void say(int sock, char what) {
     if (send(sock, &what, 1, MSG_NOSIGNAL) != 1) perror("send");
 }
 
-static bool run(struct traffic *t, int sock, bool post, uint64_t end_ns) {
+static bool run(struct traffic *t, int sock, bool post, unsigned pause_ms, uint64_t end_ns) {
     bool stop = false, said_stop = false, said_done = false, their_done = false;
     for (unsigned turn = 0; !(said_done && their_done); turn++) {
         if (!traffic_turn(t, post && !stop)) return false;
         if (t->evented && !traffic_sleep(t, 20)) return false;
+        if (pause_ms) sleep_ms(pause_ms);
         if (!t->evented && turn % 256) continue;
         hear(sock, &stop, &their_done);
         stop |= stop_requested || (end_ns && now_ns() > end_ns);
@@ -90,14 +91,16 @@ int main(int argc, char **argv) {
     struct traffic t = {0};
     struct options options = {.timeout = 16};
     bool fatal = false, post = true, only_async = false, at_once = false;
+    unsigned pause_ms = 0;
     uint64_t seed = 1, end_ns = 0;
-    for (int option; (option = getopt(argc, argv, "+aefim:s:t:x")) != -1;) {
+    for (int option; (option = getopt(argc, argv, "+aefim:p:s:t:x")) != -1;) {
         switch (option) {
         case 'a': only_async = true; break;
         case 'e': t.evented = true; break;
         case 'f': fatal = true; break;
         case 'i': post = false; break;
         case 'm': options.shared_memory = !strcmp(optarg, "shared"); break;
+        case 'p': pause_ms = (unsigned)atoi(optarg); break;
         case 's': seed = strtoull(optarg, NULL, 0); break;
         case 't': end_ns = now_ns() + strtoull(optarg, NULL, 0) * 1000000000u; break;
         case 'x': at_once = true; break;
@@ -115,7 +118,7 @@ int main(int argc, char **argv) {
     struct side side = {server ? ROLE_B : ROLE_A, sock, "load", false};
     if (sock < 0 || !traffic_open(&t, &side, &options, seed * 2 + server)) return 1;
     printf("ready %u %u %lu\n", t.e.mine.qpn, t.e.mine.rkey, (unsigned long)t.e.mine.memory);
-    bool ok = run(&t, sock, post, end_ns);
+    bool ok = run(&t, sock, post, pause_ms, end_ns);
     if (fatal) return ok ? 1 : expect_fatal(&t);
     printf("%lu requests, %lu received, %s\n", (unsigned long)t.completed, (unsigned long)t.received,
            ok ? "all right" : t.corrupt ? "corrupt" : ibv_wc_status_str(t.error));
