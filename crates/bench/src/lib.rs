@@ -11,6 +11,7 @@
 //! * [`cm`]: connections by `librdmacm`, and rsockets beside the kernel's TCP.
 //! * [`qos`]: caps, weights and priorities beside what unmodified programs get.
 //! * [`neighbours`]: what a tenant's tricks add to another's control verbs and messages.
+//! * [`cluster`]: many hosts of a cluster, simulated, and three of a laboratory.
 //! * [`instructions`]: how many of them each call of the data path takes, beside what was reviewed.
 //! * [`memory`]: what registrations and objects cost.
 //! * [`report`], [`results`], [`table`], [`svg`], [`stats`]: tables, JSON, Markdown, plots and percentiles.
@@ -18,6 +19,7 @@
 //! Invariant: no figure is printed without the limit that bounds it, taken in the same run, and the hand-off before
 //! and after, because the distance of the cores decides more than any program.
 pub mod beside_tcp;
+pub mod cluster;
 pub mod cm;
 pub mod crowd;
 pub mod direct;

@@ -7,7 +7,8 @@ use freeflow_bench::report::{Report, idle_table, limits_table, machine, measured
 use freeflow_bench::suite::{Pair, Plan, idle};
 use freeflow_bench::verbs::{Job, Memory, Operation, Traffic, agent};
 use freeflow_bench::{
-    beside_tcp, cm, direct, instructions, memory, mpi, neighbours, perftest, programs, qos, results, sys, wire, workers,
+    beside_tcp, cluster, cm, direct, instructions, memory, mpi, neighbours, perftest, programs, qos, results, sys,
+    wire, workers,
 };
 use std::env;
 use std::fs;
@@ -25,11 +26,12 @@ usage: freeflow-bench [options]
 
   --quick            about six minutes instead of half an hour; fewer sizes, shorter runs
   --only LIST        of limits, latency, bandwidth, idle, perftest, memory, workers, direct, wire, cm, programs, qos,
-                     neighbours (default: all; the ratios of latency and bandwidth need limits; direct, wire, cm and qos have their own)
+                     neighbours, cluster (default: all; the ratios of latency and bandwidth need limits; direct, wire, cm and qos have their own)
   --tables TEXT      of direct, wire, cm, programs and qos, only tables with this in their title: streams, trips, loss, flows ...
   --modes LIST       of fastpath, lowcpu, adaptive (default: all)
   --freeflow PATH    the freeflow program (default: dist/bin/freeflow)
   --programs DIR     the C test programs, of which neighbours are (default: target/test-programs)
+  --simulate PATH    freeflow-cluster-sim, which simulates the hosts of cluster (default: target/release/freeflow-cluster-sim)
   --out DIR          where JSON and plots go (default: target/bench)
   --write-results FILE
                      put the tables of this run between the markers of this Markdown file (docs/performance/RESULTS.md)
@@ -46,11 +48,12 @@ struct Options {
     tables: String,
     freeflow: PathBuf,
     programs: PathBuf,
+    simulate: PathBuf,
     out: PathBuf,
     results: Option<PathBuf>,
 }
 
-const PARTS: [&str; 13] = [
+const PARTS: [&str; 14] = [
     "limits",
     "latency",
     "bandwidth",
@@ -64,6 +67,7 @@ const PARTS: [&str; 13] = [
     "programs",
     "qos",
     "neighbours",
+    "cluster",
 ];
 
 fn list(text: &str, known: &[&str]) -> Result<Vec<String>, String> {
@@ -85,6 +89,7 @@ fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options, Strin
         tables: String::new(),
         freeflow: "dist/bin/freeflow".into(),
         programs: "target/test-programs".into(),
+        simulate: "target/release/freeflow-cluster-sim".into(),
         out: "target/bench".into(),
         results: None,
     };
@@ -99,6 +104,7 @@ fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options, Strin
             "--tables" => options.tables = value()?,
             "--freeflow" => options.freeflow = value()?.into(),
             "--programs" => options.programs = value()?.into(),
+            "--simulate" => options.simulate = value()?.into(),
             "--out" => options.out = value()?.into(),
             "--write-results" => options.results = Some(value()?.into()),
             _ => return Err(format!("{argument}: no such option")),
@@ -245,6 +251,12 @@ fn measure_parts(options: &Options, report: &mut Report) -> io::Result<()> {
         let effort = if options.quick { (1, 3000) } else { (3, 10_000) };
         if let Err(error) = neighbours::measure(freeflow, &options.programs, effort, journal, &mut report.neighbours) {
             journal.fail(format!("neighbours: {error}"));
+        }
+    }
+    if options.part("cluster") {
+        match cluster::measure(freeflow, &options.simulate, options.quick, &options.out, journal) {
+            Ok(figures) => report.cluster = figures,
+            Err(error) => journal.fail(format!("cluster: {error}")),
         }
     }
     Ok(())

@@ -47,6 +47,8 @@ pub struct Report {
     pub neighbours: Vec<Neighbour>,
     pub costs: Costs,
     pub workers: Vec<Scaling>,
+    /// As its script gives them.
+    pub cluster: Value,
     pub journal: Journal,
 }
 
@@ -140,7 +142,7 @@ impl Report {
             "limits": self.limits.list.iter().map(Limit::to_json).collect::<Vec<_>>(),
             "measured": self.measured, "idle": self.idle, "perftest": self.perftest,
             "registrations": self.registrations, "footprints": self.footprints, "wire": self.wire,
-            "direct": self.direct, "cm": self.cm, "programs": self.programs, "qos": self.qos, "neighbours": self.neighbours, "costs": self.costs, "workers": self.workers,
+            "direct": self.direct, "cm": self.cm, "programs": self.programs, "qos": self.qos, "neighbours": self.neighbours, "costs": self.costs, "workers": self.workers, "cluster": self.cluster,
             "expectations": expectations, "failures": self.journal.failures,
         })
     }

@@ -53,11 +53,11 @@ pub struct Controller;
 
 /// All that is due.
 #[derive(Debug, Default, PartialEq)]
-struct Due {
-    /// Blocks to give (`Some`), and to take back.
-    writes: Vec<(String, Option<Pool>)>,
+pub struct DueBlocks {
+    /// Blocks to give (`Some`), and to take back, by their keys among the blocks.
+    pub writes: Vec<(String, Option<Pool>)>,
     /// Networks that have none left for some host.
-    full: Vec<String>,
+    pub full: Vec<String>,
 }
 
 /// All that is declared, and since which revision it is so.
@@ -79,8 +79,17 @@ fn block_for(view: &View, host: &str, network: &NetworkEntry, taken: &[Pool]) ->
     said.or_else(|| free_block(network.pool, taken))
 }
 
-fn due(view: &View, (declared, since): Declared<'_>, blocks: &Blocks) -> Due {
-    let mut due = Due::default();
+/// All that is due by what has come, as a controller finds it before it asks etcd.
+///
+/// # Errors
+/// What is declared makes no sense.
+pub fn due_blocks(view: &View) -> Result<DueBlocks, ClusterError> {
+    let since = Some(view.declared_revision()).filter(|since| since.0 > 0);
+    Ok(due(view, (&view.declared()?, since), view.blocks()))
+}
+
+fn due(view: &View, (declared, since): Declared<'_>, blocks: &Blocks) -> DueBlocks {
+    let mut due = DueBlocks::default();
     for network in declared.networks() {
         let name = network.name();
         let of_network = blocks.iter().filter(|((of, _), _)| of == name);
@@ -131,8 +140,7 @@ impl Controller {
     /// etcd did not do it, or what is there makes no sense.
     pub fn run(file: &ClusterFile, view: &View) -> Result<Vec<String>, ClusterError> {
         // First by what has come, which as a rule is all there is: etcd is asked nothing then.
-        let since = Some(view.declared_revision()).filter(|since| since.0 > 0);
-        let first = due(view, (&view.declared()?, since), view.blocks());
+        let first = due_blocks(view)?;
         if first.writes.is_empty() {
             return Ok(first.full);
         }
@@ -148,7 +156,7 @@ impl Controller {
         let declared = file.store(&file.keys().declared())?.list("", None)?;
         let since = serial_in(&declared.entries);
         let declared = state_of(declared)?;
-        let Due { writes, full } = due(view, (&declared, since), &blocks_in(&listing.entries));
+        let DueBlocks { writes, full } = due(view, (&declared, since), &blocks_in(&listing.entries));
         commit(&mut store, writes.into_iter().take(WRITE_COUNT_MAX).map(encoded), serial)?;
         Ok(full)
     }

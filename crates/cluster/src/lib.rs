@@ -49,7 +49,7 @@ mod x509;
 
 pub use admission::{Admission, DEFAULT_POOL, Pending};
 pub use authority::{AuthorityFiles, CONTROLLER_FILE, member_name};
-pub use blocks::{Controller, block_prefix, floating_part};
+pub use blocks::{Controller, DueBlocks, block_prefix, due_blocks, floating_part};
 pub use file::{AuthorityFile, ClusterFile, DEFAULT_ROOT, Wire};
 pub use follow::{Follow, HEARTBEAT, Report, Waker};
 pub use in_parts::Partly;
@@ -62,6 +62,7 @@ pub use places::{ClaimsOf, Move, due_places, place_vnics};
 pub use records::{Followed, Held, HostRecord, Identity, Place, Problem, RefusedClaims, is_host_name};
 pub use rights::begin_rights;
 pub use token::{TOKEN_BYTES_MAX, TOKEN_TIME_MAX, Token, TokenRecord, TokenTerms, Tokens, USE_COUNT_MAX};
+pub use turns::WRITE_COUNT_MAX;
 pub use view::{Places, View};
 pub use vnics::{HostContainer, HostTraffic, HostVnic, HostVnics, VnicsWriter};
 

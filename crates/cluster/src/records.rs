@@ -198,7 +198,8 @@ impl Followed {
     }
 
     /// A host says what it likes; this much is kept, and harms no terminal.
-    pub(crate) fn bounded(mut self) -> Self {
+    #[must_use]
+    pub fn bounded(mut self) -> Self {
         self.problems.truncate(PROBLEM_COUNT_MAX);
         let bounded = |text: &str| harmless(text, PROBLEM_CHARS_MAX);
         for problem in &mut self.problems {

@@ -7,7 +7,7 @@ use freeflow_orchestrator::store::{Committed, Compare, Entry, Transaction, Write
 use freeflow_orchestrator::{Revision, Store};
 
 /// etcd takes 128 operations at once, of which some are the store's.
-pub(crate) const WRITE_COUNT_MAX: usize = 100;
+pub const WRITE_COUNT_MAX: usize = 100;
 
 pub(crate) fn serial_in(entries: &[Entry]) -> Option<Revision> {
     entries.iter().find(|entry| entry.key == SERIAL).map(|entry| entry.modified)

@@ -1,0 +1,79 @@
+//! Small clusters: that they do what large ones are measured by.
+use freeflow_cluster_sim::scenes::{self, bytes_per_host_and_hour};
+use freeflow_cluster_sim::world::{Pace, Setting, World};
+
+/// A run of it is the same each time.
+fn of(hosts: usize) -> Setting {
+    Setting { hosts, vnics: 10, rules: 5, pace: Pace::Fixed(2_000_000), ..Setting::default() }
+}
+
+#[test]
+fn hosts_that_are_not_sampled_do_as_those_that_are() {
+    for hosts in [2, 3, 30] {
+        scenes::check(of(hosts)).unwrap_or_else(|why| panic!("{hosts} hosts: {why}"));
+    }
+}
+
+#[test]
+fn a_quiet_cluster_has_traffic_by_the_square_of_its_hosts() {
+    let (few, many) = (scenes::idle(of(20)), scenes::idle(of(80)));
+    assert_eq!((few.problems_of_each, few.peers_of_each, few.hosts_without_block), (0, 19, 0));
+    for idle in [&few, &many] {
+        assert_eq!(idle.sent_bytes, idle.told_bytes * idle.hosts as u64);
+        assert!(idle.behind_s < 0.1, "{idle:?}");
+        // A beat of the report or a look at all, and one of the publisher, in half a minute.
+        let each = idle.transactions as f64 / idle.hosts as f64 / (idle.over_s / 30.0);
+        assert!((1.8..3.2).contains(&each), "{each} transactions of a host in half a minute");
+    }
+    let ratio = many.sent_bytes as f64 / few.sent_bytes as f64;
+    assert!((14.0..18.0).contains(&ratio), "four times the hosts, {ratio} times the bytes");
+    let (one, other) = (bytes_per_host_and_hour(&few), bytes_per_host_and_hour(&many));
+    assert!((0.9..1.1).contains(&(one / other)), "{one} {other}");
+}
+
+#[test]
+fn all_follow_a_change_and_the_last_one_enforces_it() {
+    let changed = scenes::changed(of(40));
+    assert_eq!(changed.followed_by, 40);
+    let (median, last) = (changed.median_s.expect("all"), changed.last_s.expect("all"));
+    assert!(median > 0.002 && last >= median && last < 0.1, "{changed:?}");
+    // Each host says that it has followed.
+    assert!((36..50).contains(&changed.transactions), "{changed:?}");
+}
+
+#[test]
+fn all_that_join_at_once_get_blocks_and_find_each_other() {
+    let storm = scenes::storm(of(40));
+    assert_eq!(storm.blocks, 40);
+    assert!(storm.settled_s.is_some_and(|settled| settled < 30.0), "{storm:?}");
+}
+
+#[test]
+fn a_tenth_that_is_lost_costs_the_others_nothing_and_hears_all_when_it_is_back() {
+    let loss = scenes::loss(of(40));
+    assert_eq!(loss.lost, 4);
+    // The one change that was made meanwhile.
+    assert!(loss.more_transactions.abs() < 80, "{loss:?}");
+    assert!(loss.missed_events > 300 && loss.settled_s.is_some_and(|settled| settled < 10.0), "{loss:?}");
+}
+
+#[test]
+fn hosts_beyond_those_of_a_peers_file_are_a_problem_of_all() {
+    let few = Setting { vnics: 1, ..of(257) };
+    let many = Setting { hosts: 260, ..few };
+    assert_eq!(scenes::idle(few).problems_of_each, 0);
+    let idle = scenes::idle(many);
+    assert_eq!((idle.problems_of_each, idle.peers_of_each), (3, 256));
+    let lifted = scenes::idle(Setting { any_peer_count: true, ..many });
+    assert!(idle.transactions > 3 * lifted.transactions, "{idle:?} {lifted:?}");
+}
+
+#[test]
+fn a_run_is_the_same_each_time() {
+    let run = || {
+        let (mut world, settled) = World::settled(of(25));
+        world.run_for(77_000_000_000);
+        (settled, world.counts(), world.etcd.size(), world.etcd.revision())
+    };
+    assert_eq!(run(), run());
+}

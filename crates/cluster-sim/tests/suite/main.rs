@@ -1,0 +1,2 @@
+//! The simulation's tests in one binary.
+mod clusters;
