@@ -14,6 +14,7 @@ import pytest
 import harness
 from harness import need
 from harness.cluster import HOSTS, JoiningHosts
+from harness.etcd import PEER_PORT
 from harness.processes import run
 from harness.settings import PORT
 
@@ -66,6 +67,17 @@ def refused(done, words):
     need(done[0] != 0 and "permission denied" in done[1], f"{words}: {done}")
 
 
+def asks_a_member(hosts, certificate, key):
+    """What a member of etcd answers to another one with this certificate, by HTTP; empty: its TLS refuses that."""
+    directory, address = hosts.etcd.directory, hosts.etcd.addresses[0]
+    command = hosts.host(1).enter("openssl", "s_client", "-connect", f"{address}:{PEER_PORT}", "-CAfile", directory / "peer-ca.pem",
+                                  "-verify_return_error", "-cert", certificate, "-key", key, "-quiet")
+    request = f"GET /members HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"
+    done = subprocess.run([str(word) for word in command], input=request, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                          timeout=20)
+    return done.stdout
+
+
 def admitted(hosts, name):
     """A host's entry among those that were admitted, as etcd has it."""
     return hosts.etcd.ctl("get", "--print-value-only", f"/freeflow/admission/data/hosts/{name}")
@@ -79,6 +91,10 @@ def test_an_authority_is_made_once(hosts):
             need(path.stat().st_mode & 0o077 == 0, f"{path} is not secret")
     for name in (*(f"etcd-{address}" for address in hosts.etcd.addresses), "root", "operator"):
         run(["openssl", "verify", "-x509_strict", "-CAfile", directory / "ca.pem", directory / f"{name}.pem"], 20)
+    for address in hosts.etcd.addresses:
+        run(["openssl", "verify", "-x509_strict", "-CAfile", directory / "peer-ca.pem", directory / f"etcd-{address}-peer.pem"], 20)
+        need(f"--peer-trusted-ca-file peer-ca.pem --peer-cert-file etcd-{address}-peer.pem" in hosts.etcd.flags, hosts.etcd.flags)
+    need("peer-ca" not in hosts.controller.read_text(), "a controller needs no key of etcd's members")
     again = hosts.host(1).freeflow("cluster", "authority", directory, "--etcd", "192.0.2.1", codes=(1,))
     need("there already" in again, again)
 
@@ -149,6 +165,18 @@ def test_certificates_may_what_they_have_to(hosts):
     of_controller = hosts.host(1).run_dir / "cluster"
     for words in (["put", "/freeflow/declared/data/x", "x"], ["put", "/freeflow/hosts/host2/data/record", "x"], ["user", "list"]):
         refused(ctl(hosts, of_controller / "etcd.pem", of_controller / "etcd.key", *words), words)
+
+
+def test_no_client_is_a_member_of_etcd(hosts):
+    """Members ask each other for no rights: who is taken for one writes what it likes."""
+    directory = hosts.etcd.directory
+    peer = directory / f"etcd-{hosts.etcd.addresses[1]}-peer"
+    need("clientURLs" in asks_a_member(hosts, f"{peer}.pem", f"{peer}.key"), "a member is refused")
+    own = [hosts.host(number).run_dir / "cluster" / "etcd" for number in (1, 2)]
+    join = hosts.lab.directory / "join"
+    for name in (join, *own, directory / "root", directory / "operator", directory / f"etcd-{hosts.etcd.addresses[1]}"):
+        answer = asks_a_member(hosts, f"{name}.pem", f"{name}.key")
+        need(not answer, f"{name} is a member: {answer}")
 
 
 def test_bad_tokens_are_refused_with_the_reason(hosts):
