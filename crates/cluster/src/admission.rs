@@ -9,16 +9,20 @@ use crate::joining::{
     Case, Decision, MESSAGE_BYTES_MAX, Request, Welcome, answer, decide, is_answer_to, name_is_taken, no_token, refused,
 };
 use crate::keys::Keys;
+use crate::places;
 use crate::records::{is_host_name, now_s};
 use crate::rights::Rights;
 use crate::token::{Admitted, HOSTS, TOKENS, TokenRecord, compare, digits, is_id, public_key, read, write};
+use crate::turns::{busy, part};
 use crate::view::View;
 use crate::x509::random;
 use freeflow_etcd::{EtcdStore, News};
 use freeflow_orchestrator::store::{Committed, Entry, Transaction, Write};
-use freeflow_orchestrator::{Pool, Reason, Refusal, Revision, Store};
+use freeflow_orchestrator::{Pool, Revision, Store};
 use freeflow_verbs::{Duration, Instant};
 use std::collections::{BTreeMap, BTreeSet};
+use std::thread::sleep;
+use std::time;
 
 /// Requests that wait; more are passed over until some are answered.
 const PENDING_COUNT_MAX: usize = 256;
@@ -26,6 +30,10 @@ const PENDING_COUNT_MAX: usize = 256;
 const ANSWER_COUNT: usize = 32;
 /// Others may change the same keys at the same time: so often it is begun anew.
 const ATTEMPT_COUNT: usize = 8;
+/// Between two looks whether a host is gone.
+const PAUSE: time::Duration = time::Duration::from_millis(200);
+/// What could not be finished is tried again after this.
+const RETRY: time::Duration = time::Duration::from_secs(10);
 /// An answer that nobody fetches goes after this.
 pub(crate) const MESSAGE_TIME: Duration = Duration(600_000_000_000);
 /// Addresses of the network `default`, unless the cluster was made with others.
@@ -59,6 +67,8 @@ pub struct Pending {
     renewals: BTreeMap<String, Entry>,
     /// Hosts that were removed, whose users are still there.
     removed: BTreeSet<String>,
+    /// When those were last looked at that could not be finished.
+    retried_at: Option<time::Instant>,
 }
 
 impl Pending {
@@ -68,7 +78,7 @@ impl Pending {
         let (joins, hosts) = (format!("{}/data/", keys.joins()), format!("{}/data/{HOSTS}", keys.admission()));
         let own = format!("{}hosts/", keys.prefix());
         let (requests, renewals) = (BTreeMap::new(), BTreeMap::new());
-        Self { joins, hosts, own, requests, renewals, removed: BTreeSet::new() }
+        Self { joins, hosts, own, requests, renewals, removed: BTreeSet::new(), retried_at: None }
     }
 
     /// Takes news in.
@@ -89,9 +99,14 @@ impl Pending {
         if let Some(host) = key.strip_prefix(&self.hosts) {
             let read = |entry: &Entry| serde_json::from_slice::<Admitted>(&entry.value).ok();
             match entry.and_then(read).is_some_and(|admitted| admitted.is_removed) {
-                true => self.removed.insert(host.to_owned()),
-                false => self.removed.remove(host),
-            };
+                true => {
+                    self.retried_at = None;
+                    self.removed.insert(host.to_owned());
+                }
+                false => {
+                    self.removed.remove(host);
+                }
+            }
             return;
         }
         if let Some((host, rest)) = key.strip_prefix(&self.own).and_then(|rest| rest.split_once('/')) {
@@ -123,9 +138,13 @@ impl Pending {
         }
     }
 
-    /// Whether there is nothing to do.
+    /// Whether there is nothing to do just now.
     pub fn is_empty(&self) -> bool {
-        self.requests.is_empty() && self.renewals.is_empty() && self.removed.is_empty()
+        self.requests.is_empty() && self.renewals.is_empty() && !self.is_removal_due()
+    }
+
+    fn is_removal_due(&self) -> bool {
+        !self.removed.is_empty() && self.retried_at.is_none_or(|at| at.elapsed() > RETRY)
     }
 }
 
@@ -165,11 +184,17 @@ impl<'a> Admission<'a> {
     }
 
     fn run_all(&mut self, pending: &mut Pending, said: &mut Vec<String>) -> Result<(), ClusterError> {
-        while let Some(host) = pending.removed.first().cloned() {
-            if lasting(self.finish_removal(&host), &host, said)?.unwrap_or_default() {
-                said.push(format!("the certificates of host {host}, which was removed, are nobody's now"));
+        let removed = if pending.is_removal_due() { pending.removed.clone() } else { BTreeSet::new() };
+        for host in removed {
+            match lasting(self.finish_removal(&host), &host, said)? {
+                Some(is_done) => {
+                    if is_done {
+                        said.push(format!("the certificates of host {host}, which was removed, are nobody's now"));
+                    }
+                    pending.removed.remove(&host);
+                }
+                None => pending.retried_at = Some(time::Instant::now()),
             }
-            pending.removed.remove(&host);
         }
         for _ in 0..ANSWER_COUNT {
             let Some((host, entry)) = pending.renewals.first_key_value() else { break };
@@ -252,19 +277,13 @@ impl<'a> Admission<'a> {
             let (record, modified) = read::<TokenRecord>(&self.store, &key)?;
             let record = record.ok_or_else(|| refused(no_token(token)))?;
             let request = Request::read(bytes, (token, &record), host).map_err(refused)?;
-            let there = self.there(host)?;
-            let case = Case {
-                request: &request,
-                token: &record,
-                there: there.0.as_ref(),
-                is_recorded: self.view.hosts().contains_key(host),
-                now_s: now_s(),
-            };
+            let (there, before, is_recorded) = self.there(host)?;
+            let case = Case { request: &request, token: &record, there: there.as_ref(), is_recorded, now_s: now_s() };
             let bearer = Bearer { host, public_key: &request.public_key, token: Some(token) };
             let admitted = match (decide(&case).map_err(refused)?, there) {
-                (Decision::Known, (Some(admitted), _)) => admitted,
-                (Decision::Known, _) => continue,
-                (Decision::New(record), (_, before)) => {
+                (Decision::Known, Some(admitted)) => admitted,
+                (Decision::Known, None) => continue,
+                (Decision::New(record), _) => {
                     let admitted = new_host(&bearer)?;
                     let name = format!("{HOSTS}{host}");
                     let compares = vec![compare(&key, modified), compare(&name, before)];
@@ -288,10 +307,9 @@ impl<'a> Admission<'a> {
         let public_key = crate::token::public_text(public_key);
         let bearer = Bearer { host, public_key: &public_key, token: None };
         for _ in 0..ATTEMPT_COUNT {
-            let (there, before) = self.there(host)?;
-            let is_recorded = self.view.hosts().contains_key(host);
+            let (there, before, is_recorded) = self.there(host)?;
             let admitted = match there {
-                Some(there) if there.public_key == public_key => there,
+                Some(there) if there.public_key == public_key && !there.is_removed => there,
                 None if !is_recorded => {
                     let (admitted, name) = (new_host(&bearer)?, format!("{HOSTS}{host}"));
                     let (compares, writes) = (vec![compare(&name, before)], vec![write(name, &admitted)]);
@@ -307,28 +325,42 @@ impl<'a> Admission<'a> {
         Err(busy())
     }
 
-    /// The host of a name, if it was admitted and is not removed, and when that was written.
-    fn there(&mut self, host: &str) -> Result<(Option<Admitted>, Option<Revision>), ClusterError> {
-        let key = format!("{HOSTS}{host}");
-        match read::<Admitted>(&self.store, &key)? {
-            (Some(admitted), _) if admitted.is_removed => {
-                self.finish_removal(host)?;
-                Ok(read(&self.store, &key)?)
-            }
-            there => Ok(there),
-        }
-    }
-
-    /// Whether this controller has finished it.
-    fn finish_removal(&mut self, host: &str) -> Result<bool, ClusterError> {
+    /// The host of a name, if it was admitted and is not removed; when that was written; and whether a host speaks under
+    /// the name, whoever let it in.
+    fn there(&mut self, host: &str) -> Result<(Option<Admitted>, Option<Revision>, bool), ClusterError> {
         let key = format!("{HOSTS}{host}");
         let (admitted, modified) = read::<Admitted>(&self.store, &key)?;
-        let Some(admitted) = admitted.filter(|admitted| admitted.is_removed) else { return Ok(false) };
+        let is_recorded = self.view.hosts().contains_key(host);
+        if !admitted.as_ref().is_some_and(|admitted| admitted.is_removed) {
+            return Ok((admitted, modified, is_recorded));
+        }
+        // News of that are still to come.
+        let is_recorded = !self.finish_removal(host)? && is_recorded;
+        let (admitted, modified) = read(&self.store, &key)?;
+        Ok((admitted, modified, is_recorded))
+    }
+
+    /// Whether this controller has finished it. First the host's user, so that it writes no more; then all that it has
+    /// written, and all that it was given; its name is free last. Each of these only as long as that is so: another
+    /// controller may have finished, and the next host of the name may be in.
+    fn finish_removal(&mut self, host: &str) -> Result<bool, ClusterError> {
+        let (key, keys) = (format!("{HOSTS}{host}"), self.file.keys());
+        let (admitted, modified) = read::<Admitted>(&self.store, &key)?;
+        let removed = admitted.filter(|admitted| admitted.is_removed).zip(modified);
+        let Some((admitted, modified)) = removed else { return Ok(false) };
         if let Some(rights) = &self.rights {
             rights.take_host(&admitted.user)?;
         }
+        let whole = format!("{}/data/{key}", keys.admission());
+        let guard = Some((whole.as_str(), modified));
+        // A controller has no right to what another host writes; etcd's root has.
+        if !part(&self.file.as_root(), &keys.host(host), guard)?.delete_all()? {
+            return Ok(false);
+        }
+        Controller::release(&self.file, host, guard)?;
+        places::release(&self.file, host, guard)?;
         let writes = vec![Write { key: key.clone(), value: None, lease: None }];
-        let done = self.store.commit(&Transaction { compares: vec![compare(&key, modified)], writes })?;
+        let done = self.store.commit(&Transaction { compares: vec![compare(&key, Some(modified))], writes })?;
         Ok(matches!(done, Committed::Done(_)))
     }
 
@@ -385,24 +417,46 @@ fn new_host(bearer: &Bearer<'_>) -> Result<Admitted, ClusterError> {
     })
 }
 
-fn busy() -> ClusterError {
-    Refusal::new(Reason::Conflict, "others change the same keys of the cluster all the time; try again").into()
-}
-
-/// Notes that a host was removed: a controller takes its user away. Whether it had been admitted.
-pub(crate) fn remove_host(file: &ClusterFile, host: &str) -> Result<bool, ClusterError> {
+/// Notes that a host was removed: a controller takes its user away, and then all that it has written. `None`: it had
+/// not been admitted.
+pub(crate) fn remove_host(file: &ClusterFile, host: &str) -> Result<Option<Admitted>, ClusterError> {
     let mut store = file.store(&file.keys().admission())?;
     let key = format!("{HOSTS}{host}");
     for _ in 0..ATTEMPT_COUNT {
         let (admitted, modified) = read::<Admitted>(&store, &key)?;
-        let Some(admitted) = admitted else { return Ok(false) };
-        let writes = vec![write(key.clone(), &Admitted { is_removed: true, ..admitted })];
+        let Some(admitted) = admitted else { return Ok(None) };
+        let admitted = Admitted { is_removed: true, ..admitted };
+        let writes = vec![write(key.clone(), &admitted)];
         let done = store.commit(&Transaction { compares: vec![compare(&key, modified)], writes })?;
         if matches!(done, Committed::Done(_)) {
-            return Ok(true);
+            return Ok(Some(admitted));
         }
     }
     Err(busy())
+}
+
+/// Waits until a controller has taken the user of a host that was removed; whether it has.
+pub(crate) fn is_taken(file: &ClusterFile, host: &str, user: &str, wait: time::Duration) -> Result<bool, ClusterError> {
+    let store = file.store(&file.keys().admission())?;
+    let begin = time::Instant::now();
+    loop {
+        let (there, _) = read::<Admitted>(&store, &format!("{HOSTS}{host}"))?;
+        // Another machine may have the name by now.
+        if there.is_none_or(|there| there.user != user) {
+            return Ok(true);
+        }
+        if begin.elapsed() > wait {
+            return Ok(false);
+        }
+        sleep(PAUSE);
+    }
+}
+
+/// The token of this name, if hosts can still join by it: how many.
+pub(crate) fn uses_left(file: &ClusterFile, token: &str) -> Result<Option<u32>, ClusterError> {
+    let store = file.store(&file.keys().admission())?;
+    let (record, _) = read::<TokenRecord>(&store, &format!("{TOKENS}{token}"))?;
+    Ok(record.filter(|record| record.uses_left > 0 && record.expires_s > now_s()).map(|record| record.uses_left))
 }
 
 #[cfg(test)]

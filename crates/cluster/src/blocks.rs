@@ -2,7 +2,7 @@
 use crate::ClusterError;
 use crate::file::ClusterFile;
 use crate::keys::block_key;
-use crate::turns::{WRITE_COUNT_MAX, commit, commit_in_turn, serial_in};
+use crate::turns::{Guard, RELEASE_COUNT, WRITE_COUNT_MAX, busy, commit, commit_in_turn, part, serial_in};
 use crate::view::{View, block_in, state_of};
 use freeflow_orchestrator::store::Entry;
 use freeflow_orchestrator::{DEFAULT_NETWORK, NetworkEntry, Pool, Reason, Refusal, Revision, State, Store};
@@ -182,17 +182,26 @@ impl Controller {
                 return Ok(block);
             }
         }
-        Err(Refusal::new(Reason::Conflict, "others change the blocks all the time; try again").into())
+        Err(busy())
     }
 
-    /// All blocks of a host are free again: it is gone for good.
+    /// How many blocks a host has.
     ///
     /// # Errors
-    /// etcd did not do it.
-    pub(crate) fn release(file: &ClusterFile, host: &str) -> Result<usize, ClusterError> {
-        let mut store = file.store(&file.keys().blocks())?;
+    /// etcd does not answer.
+    pub(crate) fn count_of(file: &ClusterFile, host: &str) -> Result<usize, ClusterError> {
+        let entries = file.store(&file.keys().blocks())?.list("", None)?.entries;
+        Ok(blocks_in(&entries).keys().filter(|(_, of)| of == host).count())
+    }
+
+    /// All blocks of a host are free again: it is gone for good. How many there were.
+    ///
+    /// # Errors
+    /// etcd did not do it, or the guard forbids it.
+    pub(crate) fn release(file: &ClusterFile, host: &str, guard: Option<Guard<'_>>) -> Result<usize, ClusterError> {
+        let mut store = part(file, &file.keys().blocks(), guard)?;
         let mut count = 0;
-        loop {
+        for _ in 0..RELEASE_COUNT {
             let listing = store.list("", None)?;
             let serial = serial_in(&listing.entries);
             let blocks = blocks_in(&listing.entries);
@@ -207,6 +216,7 @@ impl Controller {
                 }
             }
         }
+        Err(busy())
     }
 }
 

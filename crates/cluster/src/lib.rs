@@ -56,7 +56,7 @@ pub use in_parts::Partly;
 pub use joiner::{HostKey, join, join_as_controller, renew};
 pub use joining::Welcome;
 pub use named::{Named, named};
-pub use operator::Operator;
+pub use operator::{Operator, Removed};
 pub use peers::{Peer, PeersOf};
 pub use places::{ClaimsOf, Move, due_places, place_vnics};
 pub use records::{Followed, Held, HostRecord, Identity, Place, Problem, RefusedClaims, is_host_name};

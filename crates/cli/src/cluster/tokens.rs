@@ -45,7 +45,9 @@ pub fn authority(asked: &Authority) -> Result<()> {
         ));
     }
     output::line("");
-    output::line("Whoever has a certificate of peer-ca.pem is etcd's root: peer-ca.key is for new members of etcd alone.");
+    output::line(
+        "Whoever has a certificate of peer-ca.pem is etcd's root: peer-ca.key is for new members of etcd alone.",
+    );
     output::line(format!("Next, when etcd is up: freeflow cluster init --cluster {directory}/{CONTROLLER_FILE}"));
     Ok(())
 }

@@ -203,7 +203,7 @@ fn hosts_ranges_are_apart_and_come_back_when_they_are_removed() {
         let view = operator.view().expect("read");
         Controller::run(&file, &view).expect("done");
         assert!(operator.change(&apply(vec![network("blue", "10.111.3.128/25")]), false).is_err());
-        assert_eq!(operator.remove_host("h1").expect("removed"), 1);
+        assert_eq!(operator.remove_host("h1").expect("removed").blocks, 1);
         assert_eq!(range("h3"), "10.111.0.0/24", "it is free again");
     });
     assert!(operator.view().expect("read").block("default", "h2").is_some());
