@@ -12,10 +12,11 @@ use crate::keys::Keys;
 use crate::places;
 use crate::records::{is_host_name, now_s};
 use crate::rights::Rights;
-use crate::token::{Admitted, HOSTS, TOKENS, TokenRecord, compare, digits, is_id, public_key, read, write};
+use crate::token::{
+    Admitted, HOSTS, TOKENS, TokenRecord, check_user, compare, is_id, is_user_of, new_user, public_key, read, write,
+};
 use crate::turns::{busy, part};
 use crate::view::View;
-use crate::x509::random;
 use freeflow_etcd::{EtcdStore, News};
 use freeflow_orchestrator::store::{Committed, Entry, Transaction, Write};
 use freeflow_orchestrator::{Pool, Revision, Store};
@@ -348,8 +349,9 @@ impl<'a> Admission<'a> {
         let (admitted, modified) = read::<Admitted>(&self.store, &key)?;
         let removed = admitted.filter(|admitted| admitted.is_removed).zip(modified);
         let Some((admitted, modified)) = removed else { return Ok(false) };
-        if let Some(rights) = &self.rights {
-            rights.take_host(&admitted.user)?;
+        // A name that is no user of its was never one: nothing is deleted by it, and the rest goes as well.
+        if let Some(rights) = self.rights.as_ref().filter(|_| is_user_of(&admitted.user, host)) {
+            rights.take_host(&admitted.user, host)?;
         }
         let whole = format!("{}/data/{key}", keys.admission());
         let guard = Some((whole.as_str(), modified));
@@ -367,11 +369,19 @@ impl<'a> Admission<'a> {
     fn welcome(&self, bearer: &Bearer<'_>, admitted: &Admitted, is_controller: bool) -> Result<Welcome, ClusterError> {
         if let Some(rights) = &self.rights {
             rights.give_host(&admitted.user, bearer.host, is_controller)?;
+            // Another controller may have taken the user away meanwhile, and now it is there again, for whoever has a
+            // certificate of that name.
+            let (there, _) = read::<Admitted>(&self.store, &format!("{HOSTS}{}", bearer.host))?;
+            if there.is_none_or(|there| there.is_removed || there.user != admitted.user) {
+                rights.take_host(&admitted.user, bearer.host)?;
+                return Err(refused(format!("an operator has removed the host {} just now", bearer.host)));
+            }
         }
         self.certified(bearer, admitted)
     }
 
     fn certified(&self, bearer: &Bearer<'_>, admitted: &Admitted) -> Result<Welcome, ClusterError> {
+        check_user(&admitted.user, bearer.host)?;
         let pool = self.view.identity()?.pool.clone().unwrap_or_else(|| DEFAULT_POOL.into());
         let parsed: Pool = pool.parse().map_err(|_| {
             ClusterError::Damaged(format!("the cluster's addresses of default, {pool:?}, are no range"))
@@ -409,8 +419,7 @@ fn lasting<T>(done: Result<T, ClusterError>, host: &str, said: &mut Vec<String>)
 fn new_host(bearer: &Bearer<'_>) -> Result<Admitted, ClusterError> {
     Ok(Admitted {
         public_key: bearer.public_key.into(),
-        // No name of a host makes it root, or another host.
-        user: format!("host-{}-{}", bearer.host, digits(&random::<8>()?)),
+        user: new_user(bearer.host)?,
         token: bearer.token.map(str::to_owned),
         at_s: now_s(),
         is_removed: false,

@@ -2,6 +2,7 @@
 use crate::ClusterError;
 use crate::authority::{JOIN_USER, OPERATOR_USER, ROOT_USER};
 use crate::file::ClusterFile;
+use crate::token::check_user;
 use freeflow_etcd::{Auth, EtcdError, Right};
 use freeflow_orchestrator::store::StoreError;
 
@@ -46,24 +47,28 @@ impl Rights {
         Ok(new)
     }
 
-    /// A host: it reads all of the cluster, and writes of itself; a controller gives blocks and admits hosts, too.
+    /// A host: it reads all of the cluster, and writes of itself; a controller gives blocks and admits hosts, too. One
+    /// that was a controller before is none any more.
     pub fn give_host(&self, user: &str, host: &str, is_controller: bool) -> Result<(), ClusterError> {
+        check_user(user, host)?;
         let keys = self.file.keys();
         self.auth.add_role(user).map_err(failed)?;
         self.auth.give_right(user, Right::Read, &keys.prefix()).map_err(failed)?;
-        let mut own = vec![keys.host(host)];
-        if is_controller {
-            own.extend([keys.blocks(), keys.places(), keys.joins(), keys.admission()]);
-        }
-        for part in own {
-            self.auth.give_right(user, Right::ReadWrite, &format!("{part}/")).map_err(failed)?;
+        self.auth.give_right(user, Right::ReadWrite, &format!("{}/", keys.host(host))).map_err(failed)?;
+        for part in [keys.blocks(), keys.places(), keys.joins(), keys.admission()] {
+            let prefix = format!("{part}/");
+            match is_controller {
+                true => self.auth.give_right(user, Right::ReadWrite, &prefix).map_err(failed)?,
+                false => self.auth.take_right(user, &prefix).map_err(failed)?,
+            }
         }
         self.auth.add_user(user).map_err(failed)?;
         self.auth.give_role(user, user).map_err(failed)
     }
 
     /// A host that is a host no more.
-    pub fn take_host(&self, user: &str) -> Result<(), ClusterError> {
+    pub fn take_host(&self, user: &str, host: &str) -> Result<(), ClusterError> {
+        check_user(user, host)?;
         self.auth.delete(user).map_err(failed)
     }
 }

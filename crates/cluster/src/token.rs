@@ -21,6 +21,8 @@ const FORM: &str = "ff1.";
 /// Longest text of a token.
 pub const TOKEN_BYTES_MAX: u64 = 64 << 10;
 const ID_BYTES: usize = 6;
+/// Drawn for each user of a host.
+const USER_BYTES: usize = 8;
 /// Uses of one token.
 pub const USE_COUNT_MAX: u32 = 256;
 /// Longest time for which one is good.
@@ -101,9 +103,40 @@ pub(crate) fn digits(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// Whether a text is so many bytes in digits.
+fn is_digits(text: &str, byte_count: usize) -> bool {
+    text.len() == 2 * byte_count && text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
+}
+
 /// Whether a text can be a token's name.
 pub(crate) fn is_id(text: &str) -> bool {
-    text.len() == 2 * ID_BYTES && text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
+    is_digits(text, ID_BYTES)
+}
+
+/// The name of a new user in etcd for a host: none makes it root, or another host.
+pub(crate) fn new_user(host: &str) -> Result<String, ClusterError> {
+    Ok(format!("host-{host}-{}", digits(&random::<USER_BYTES>()?)))
+}
+
+/// Whether a name can be that of a host's user, and of nobody else's.
+pub(crate) fn is_user_of(user: &str, host: &str) -> bool {
+    let rest =
+        user.strip_prefix("host-").and_then(|rest| rest.strip_prefix(host)).and_then(|rest| rest.strip_prefix('-'));
+    rest.is_some_and(|rest| is_digits(rest, USER_BYTES))
+}
+
+/// Nobody gets a certificate or rights by a name that somebody has written among those of hosts that were admitted,
+/// such as root's.
+pub(crate) fn check_user(user: &str, host: &str) -> Result<(), ClusterError> {
+    match is_user_of(user, host) {
+        true => Ok(()),
+        false => Err(refused(
+            Reason::Forbidden,
+            format!(
+                "etcd has {user:?} for the user of host {host}, which is none of a host: freeflow cluster remove {host}"
+            ),
+        )),
+    }
 }
 
 impl std::fmt::Debug for Token {

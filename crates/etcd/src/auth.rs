@@ -59,6 +59,16 @@ struct RoleGrantPermissionRequest {
     permission: Option<Permission>,
 }
 
+#[derive(Clone, PartialEq, Message)]
+struct RoleRevokePermissionRequest {
+    #[prost(string, tag = "1")]
+    role: String,
+    #[prost(bytes = "vec", tag = "2")]
+    key: Vec<u8>,
+    #[prost(bytes = "vec", tag = "3")]
+    range_end: Vec<u8>,
+}
+
 /// A right to all keys that begin so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Right {
@@ -134,6 +144,17 @@ impl Auth {
         let permission = Some(Permission { kind, key, range_end });
         let request = RoleGrantPermissionRequest { name: role.into(), permission };
         self.call("/etcdserverpb.Auth/RoleGrantPermission", request)
+    }
+
+    /// The role has no right to the keys that begin with the prefix, by that prefix.
+    ///
+    /// # Errors
+    /// etcd did not do it.
+    pub fn take_right(&self, role: &str, prefix: &str) -> Result<(), EtcdError> {
+        let (key, range_end) = (prefix.as_bytes().to_vec(), prefix_end(prefix.as_bytes()));
+        let request = RoleRevokePermissionRequest { role: role.into(), key, range_end };
+        let done = self.call("/etcdserverpb.Auth/RoleRevokePermission", request);
+        is_new(done, "permission is not granted to the role").map(drop)
     }
 
     /// The user and the role of this name are there no more: a certificate of that name is nobody's.

@@ -5,6 +5,8 @@ use freeflow_cluster::{
     Admission, ClusterError, ClusterFile, Controller, Follow, Followed, HostKey, HostRecord, Operator, Pending, Report,
     Token, TokenTerms, Tokens, View, Welcome, begin_rights, join, join_as_controller, renew,
 };
+use freeflow_etcd::EtcdStore;
+use freeflow_orchestrator::Store;
 use serde_json::json;
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -45,6 +47,24 @@ fn key(etcd: &Cluster, host: &str) -> HostKey {
 
 fn why(outcome: Result<Welcome, ClusterError>) -> String {
     outcome.expect_err("it is refused").to_string()
+}
+
+/// A host's cluster file, with the certificate that it got.
+fn own_file(etcd: &Cluster, host: &str, welcome: &Welcome) -> ClusterFile {
+    let pem = welcome.certificate.as_ref().expect("a certificate");
+    fs::write(etcd.directory().join(format!("{host}.pem")), pem).expect("written");
+    let (cert, key) = (format!("{host}.pem"), format!("{host}.etcd.key"));
+    let fields = json!({"etcd": [etcd.url(0)], "cacert": "ca.pem", "cert": cert, "key": key});
+    let path = etcd.directory().join(format!("{host}.json"));
+    fs::write(&path, fields.to_string()).expect("written");
+    ClusterFile::read(&path).expect("a file")
+}
+
+/// etcd with a certificate that `own_file` has written, at a part of the cluster.
+fn store_as(etcd: &Cluster, host: &str, part: &str) -> EtcdStore {
+    fs::copy(etcd.directory().join(format!("{host}.etcd.key")), etcd.directory().join(format!("{host}.key")))
+        .expect("copied");
+    EtcdStore::new(&etcd.endpoints_as(host), part).expect("a store")
 }
 
 /// Ends them also where a test fails.
@@ -207,6 +227,78 @@ fn hosts_ranges_are_apart_and_come_back_when_they_are_removed() {
         assert_eq!(range("h3"), "10.111.0.0/24", "it is free again");
     });
     assert!(operator.view().expect("read").block("default", "h2").is_some());
+}
+
+/// It writes as long as it may, and then nothing of it is left.
+#[test]
+fn a_host_that_was_removed_can_not_write_itself_back() {
+    let etcd = Cluster::start(1, &["root"]);
+    let file = begin(&etcd, true);
+    let mut operator = Operator::open(&file.as_own()).expect("a cluster");
+    let token = token(&file, 9);
+    let (welcome, _) = with_controllers(&file, 1, || join(&token, "h1", &key(&etcd, "h1"), WAIT).expect("admitted"));
+    own_file(&etcd, "h1", &welcome);
+    let mut hostile = store_as(&etcd, "h1", "/freeflow/hosts/h1");
+    let bytes = serde_json::to_string(&record(1)).expect("encodable");
+    put(&mut hostile, "record", &bytes).expect("it speaks");
+    put(&mut hostile, "other", "x").expect("it writes what it likes");
+    // No controller is up.
+    let removed = operator.remove_host("h1").expect("noted");
+    assert_eq!((removed.blocks, removed.is_pending, removed.token), (1, true, Some((token.id.clone(), 8))));
+    put(&mut hostile, "record", &bytes).expect("its certificate works still");
+    assert!(operator.view().expect("read").hosts().contains_key("h1"), "it has come back");
+    let (removed, said) = with_controllers(&file, 2, || operator.remove_host("h1").expect("removed"));
+    assert!(!removed.is_pending && said.iter().any(|text| text.contains("are nobody's now")), "{removed:?} {said:?}");
+    assert!(put(&mut hostile, "record", &bytes).is_err());
+    let left = etcd.etcdctl(Some("root"), &["get", "--prefix", "--keys-only", "/freeflow/hosts/"]);
+    assert_eq!(left.trim(), "", "something of it is left");
+    let view = operator.view().expect("read");
+    assert!(view.hosts().is_empty() && view.block("default", "h1").is_none());
+    assert_eq!(etcd.etcdctl(Some("root"), &["user", "list"]).matches("host-h1-").count(), 0);
+    // The next host of the name loses nothing by a controller that finishes late.
+    let other = key(&etcd, "next");
+    let (welcome, _) = with_controllers(&file, 2, || join(&token, "h1", &other, WAIT).expect("admitted"));
+    assert_eq!(
+        operator.view().expect("read").block("default", "h1").map(|block| block.to_string()),
+        Some(welcome.range)
+    );
+}
+
+#[test]
+fn a_host_has_a_user_of_its_own_and_loses_a_controllers_rights() {
+    let etcd = Cluster::start(1, &["root"]);
+    let file = begin(&etcd, true);
+    let (token, key) = (token(&file, 9), key(&etcd, "h1"));
+    let welcome = join_as_controller(&file, "h1", &key).expect("a controller");
+    own_file(&etcd, "h1", &welcome);
+    let mut blocks = store_as(&etcd, "h1", "/freeflow/blocks");
+    put(&mut blocks, "red/h1", "10.0.0.0/24").expect("a controller may");
+    let (welcome, _) = with_controllers(&file, 1, || join(&token, "h1", &key, WAIT).expect("the same host"));
+    own_file(&etcd, "h1", &welcome);
+    let mut blocks = store_as(&etcd, "h1", "/freeflow/blocks");
+    assert!(put(&mut blocks, "red/h1", "10.0.1.0/24").is_err(), "a plain host may not");
+    put(&mut store_as(&etcd, "h1", "/freeflow/hosts/h1"), "record", "{}").expect("its own part");
+    // Whoever can write among hosts that were admitted gets no certificate of another name by that.
+    let mut store = open(&etcd.endpoints_as("root"), "/freeflow/admission");
+    let there = store.get("hosts/h1", None).expect("read").expect("it is there");
+    let there: serde_json::Value = serde_json::from_slice(&there.value).expect("JSON");
+    for user in [
+        "root",
+        "operator",
+        "host-h1-",
+        "host-h1-0123456789abcdeF",
+        "host-h1-0123456789abcdef0",
+        "host-h2-0123456789abcdef",
+    ] {
+        let mut bad = there.clone();
+        bad["user"] = user.into();
+        put(&mut store, "hosts/h1", &bad.to_string()).expect("written");
+        let (outcome, _) = with_controllers(&file, 1, || join(&token, "h1", &key, WAIT));
+        let why = why(outcome);
+        assert!(why.contains("which is none of a host"), "{user}: {why}");
+    }
+    let users = etcd.etcdctl(Some("root"), &["user", "list"]);
+    assert!(users.lines().any(|user| user == "root") && users.lines().any(|user| user == "operator"), "{users}");
 }
 
 #[test]
