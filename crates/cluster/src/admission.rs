@@ -12,15 +12,15 @@ use crate::keys::Keys;
 use crate::places;
 use crate::records::{is_host_name, now_s};
 use crate::rights::Rights;
-use crate::token::{
-    Admitted, HOSTS, TOKENS, TokenRecord, check_user, compare, is_id, is_user_of, new_user, public_key, read, write,
-};
+use crate::token::{Admitted, HOSTS, MESSAGE_S, TOKENS, TokenRecord, compare, public_key, read, write};
 use crate::turns::{busy, part};
+use crate::users::{check_user, is_id, is_user_of, new_user};
 use crate::view::View;
 use freeflow_etcd::{EtcdStore, News};
 use freeflow_orchestrator::store::{Committed, Entry, Transaction, Write};
 use freeflow_orchestrator::{Pool, Revision, Store};
 use freeflow_verbs::{Duration, Instant};
+use std::collections::btree_map::Entry as MapEntry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::thread::sleep;
 use std::time;
@@ -36,13 +36,13 @@ const PAUSE: time::Duration = time::Duration::from_millis(200);
 /// What could not be finished is tried again after this.
 const RETRY: time::Duration = time::Duration::from_secs(10);
 /// An answer that nobody fetches goes after this.
-pub(crate) const MESSAGE_TIME: Duration = Duration(600_000_000_000);
+pub(crate) const MESSAGE_TIME: Duration = Duration(MESSAGE_S * 1_000_000_000);
 /// Addresses of the network `default`, unless the cluster was made with others.
 pub const DEFAULT_POOL: &str = "10.111.0.0/16";
 
-/// Of a request, and of its answer, in the part of joins.
-pub(crate) fn request_key(token: &str, host: &str) -> String {
-    format!("{token}/{host}/request")
+/// Of a request, and of its answer, in the part of a token.
+pub(crate) fn request_key(host: &str) -> String {
+    format!("{host}/request")
 }
 
 /// A request for another certificate, in the part of the host.
@@ -53,8 +53,8 @@ pub(crate) fn renewed_key(host: &str) -> String {
     format!("answers/{host}")
 }
 
-pub(crate) fn answer_key(token: &str, host: &str) -> String {
-    format!("{token}/{host}/answer")
+pub(crate) fn answer_key(host: &str) -> String {
+    format!("{host}/answer")
 }
 
 /// All that waits for a controller.
@@ -76,7 +76,7 @@ impl Pending {
     /// Nothing yet.
     pub fn new(root: &str) -> Self {
         let keys = Keys::new(root);
-        let (joins, hosts) = (format!("{}/data/", keys.joins()), format!("{}/data/{HOSTS}", keys.admission()));
+        let (joins, hosts) = (format!("{}/", keys.joins()), format!("{}/data/{HOSTS}", keys.admission()));
         let own = format!("{}hosts/", keys.prefix());
         let (requests, renewals) = (BTreeMap::new(), BTreeMap::new());
         Self { joins, hosts, own, requests, renewals, removed: BTreeSet::new(), retried_at: None }
@@ -124,7 +124,7 @@ impl Pending {
             return;
         }
         let place = key.strip_prefix(&self.joins).and_then(|rest| rest.strip_suffix("/request"));
-        let Some((token, host)) = place.and_then(|rest| rest.split_once('/')) else { return };
+        let Some((token, host)) = place.and_then(|rest| rest.split_once("/data/")) else { return };
         let place = (token.to_owned(), host.to_owned());
         // Other things that somebody with a token writes are nobody's.
         let is_request = |entry: &&Entry| is_id(token) && is_host_name(host) && entry.value.len() <= MESSAGE_BYTES_MAX;
@@ -176,6 +176,24 @@ impl<'a> Admission<'a> {
         Ok(Self { store: file.store(&file.keys().admission())?, file, view, authority, rights })
     }
 
+    /// Takes away the users of tokens by which nobody joins any more, now and then: a line for the log about each.
+    ///
+    /// # Errors
+    /// etcd did not do it.
+    pub fn sweep(&self) -> Result<Vec<String>, ClusterError> {
+        let Some(rights) = &self.rights else { return Ok(Vec::new()) };
+        let mut said = Vec::new();
+        // Users first: each was made after its token.
+        for id in rights.tokens()? {
+            let (record, _) = read::<TokenRecord>(&self.store, &format!("{TOKENS}{id}"))?;
+            if record.is_none_or(|record| record.is_over(now_s())) && rights.is_own_token(&id)? {
+                rights.take_token(&id)?;
+                said.push(format!("nobody joins by the token {id} any more: its user in etcd is gone"));
+            }
+        }
+        Ok(said)
+    }
+
     /// Does what waits, a bounded part of it: a line for the log about each, and why it ended early, if it did. Then
     /// the rest waits on.
     pub fn run(&mut self, pending: &mut Pending) -> (Vec<String>, Option<ClusterError>) {
@@ -208,12 +226,17 @@ impl<'a> Admission<'a> {
         if pending.requests.is_empty() {
             return Ok(());
         }
-        let mut joins = self.file.store(&self.file.keys().joins())?;
+        // A part for each token.
+        let mut joins = BTreeMap::new();
         for _ in 0..ANSWER_COUNT {
             // The oldest first: nobody can push in.
             let Some((place, entry)) = pending.requests.iter().min_by_key(|(_, entry)| entry.modified) else { break };
             let ((token, host), entry) = (place.clone(), entry.clone());
-            let answered = self.answer(&mut joins, (&token, &host), &entry);
+            let store = match joins.entry(token.clone()) {
+                MapEntry::Occupied(there) => there.into_mut(),
+                MapEntry::Vacant(place) => place.insert(self.file.store(&self.file.keys().joins_by(&token))?),
+            };
+            let answered = self.answer(store, (&token, &host), &entry);
             let text = lasting(answered, &host, said)?.flatten();
             said.extend(text);
             pending.requests.remove(&(token, host));
@@ -235,9 +258,9 @@ impl<'a> Admission<'a> {
         };
         let value = Some(answer(self.authority.as_ref(), token, &entry.value, outcome)?);
         let lease = Some(joins.grant(Instant(0), MESSAGE_TIME)?);
-        let asked = request_key(token, host);
+        let asked = request_key(host);
         let compares = vec![compare(&asked, Some(entry.modified))];
-        let answered = Write { key: answer_key(token, host), value, lease };
+        let answered = Write { key: answer_key(host), value, lease };
         let writes = vec![Write { key: asked, value: None, lease: None }, answered];
         let done = joins.commit(&Transaction { compares, writes })?;
         Ok(matches!(done, Committed::Done(_)).then_some(text))
@@ -485,13 +508,13 @@ mod tests {
     fn a_bounded_number_of_requests_waits_and_nothing_else() {
         let mut pending = Pending::new("/freeflow");
         for key in [
-            "/freeflow/joins/data/0123456789ab/h1/answer",
-            "/freeflow/joins/data/0123456789ab/h1",
-            "/freeflow/joins/data/0123456789ab/../request",
-            "/freeflow/joins/data/0123456789ab/a/b/request",
-            "/freeflow/joins/data/not-a-token/h1/request",
-            "/freeflow/joins/receipts/0123456789ab/h1/request",
-            "/freeflower/joins/data/0123456789ab/h1/request",
+            "/freeflow/joins/0123456789ab/data/h1/answer",
+            "/freeflow/joins/0123456789ab/data/h1",
+            "/freeflow/joins/0123456789ab/data/../request",
+            "/freeflow/joins/0123456789ab/data/a/b/request",
+            "/freeflow/joins/not-a-token/data/h1/request",
+            "/freeflow/joins/0123456789ab/receipts/h1/request",
+            "/freeflower/joins/0123456789ab/data/h1/request",
             "/freeflow/hosts/h1/data/record",
             "/freeflow/hosts/h1/renewal",
             "/freeflow/hosts/../data/renewal",
@@ -500,7 +523,7 @@ mod tests {
             changed(&mut pending, key, Some(entry(key, 3)));
             assert!(pending.is_empty(), "{key}");
         }
-        let key = "/freeflow/joins/data/0123456789ab/h1/request";
+        let key = "/freeflow/joins/0123456789ab/data/h1/request";
         changed(&mut pending, key, Some(entry(key, MESSAGE_BYTES_MAX + 1)));
         assert!(pending.is_empty(), "one that is too long");
         changed(&mut pending, key, Some(entry(key, 3)));
@@ -508,7 +531,7 @@ mod tests {
         changed(&mut pending, key, None);
         assert!(pending.is_empty(), "it was answered");
         for number in 0..2 * PENDING_COUNT_MAX {
-            for key in [format!("joins/data/0123456789ab/h{number}/request"), format!("hosts/h{number}/data/renewal")] {
+            for key in [format!("joins/0123456789ab/data/h{number}/request"), format!("hosts/h{number}/data/renewal")] {
                 let key = format!("/freeflow/{key}");
                 changed(&mut pending, &key, Some(entry(&key, 3)));
             }

@@ -22,7 +22,6 @@ const OF_PEERS: &str = "peer-ca";
 /// etcd's user that may do everything, and those of FreeFlow.
 pub(crate) const ROOT_USER: &str = "root";
 pub(crate) const OPERATOR_USER: &str = "operator";
-pub(crate) const JOIN_USER: &str = "join";
 
 const DAY_S: u64 = 86_400;
 const YEAR_S: u64 = 365 * DAY_S;

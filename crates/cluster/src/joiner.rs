@@ -3,7 +3,6 @@ use crate::ClusterError;
 use crate::admission::{Admission, MESSAGE_TIME, RENEWAL, answer_key, renewed_key, request_key};
 use crate::file::ClusterFile;
 use crate::joining::{Request, Welcome, read_answer, refused};
-use crate::keys::Keys;
 use crate::operator::Operator;
 use crate::records::now_s;
 use crate::token::Token;
@@ -66,12 +65,16 @@ pub fn join(token: &Token, host: &str, key: &HostKey, wait: Duration) -> Result<
     };
     let public = authority.as_ref().map(|issuer| issuer.public_key.as_slice());
     let request = Request::new(host, key.0.public(), now)?.sign(token)?;
-    let mut store = token.store(&Keys::new(&token.root).joins())?;
-    let (asked, answered) = (request_key(&token.id, host), answer_key(&token.id, host));
+    let mut store = token.store()?;
+    let (asked, answered) = (request_key(host), answer_key(host));
     let denied = |error: StoreError| match error {
-        StoreError::Broken(why) if why.contains("permission denied") || why.contains("user name not found") => refused(
-            format!("{why}: this etcd has no cluster that is joined by tokens: freeflow cluster init makes one"),
-        ),
+        StoreError::Broken(why) if why.contains("permission denied") || why.contains("user name not found") => {
+            refused(format!(
+                "etcd lets nobody in by the token {} ({why}): it was revoked, has expired, is used up, or its cluster is no \
+                 more",
+                token.id
+            ))
+        }
         other => other.into(),
     };
     let lease = Some(store.grant(Instant(0), MESSAGE_TIME).map_err(denied)?);
@@ -80,7 +83,7 @@ pub fn join(token: &Token, host: &str, key: &HostKey, wait: Duration) -> Result<
     store.commit(&ask).map_err(denied)?;
     let begin = time::Instant::now();
     let outcome = loop {
-        let entry = store.get(&answered, None)?;
+        let entry = store.get(&answered, None).map_err(denied)?;
         if let Some(outcome) = entry.and_then(|entry| read_answer(&entry.value, public, &token.id, &request)) {
             break Some(outcome);
         }

@@ -79,6 +79,11 @@ impl Keys {
         format!("{}/joins", self.root)
     }
 
+    /// The part of them that the bearer of a token has to itself.
+    pub fn joins_by(&self, token: &str) -> String {
+        format!("{}/{token}", self.joins())
+    }
+
     /// Tokens, and the hosts that were admitted.
     pub fn admission(&self) -> String {
         format!("{}/admission", self.root)

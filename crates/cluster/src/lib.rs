@@ -43,6 +43,7 @@ mod records;
 mod rights;
 mod token;
 mod turns;
+mod users;
 mod view;
 mod vnics;
 mod x509;

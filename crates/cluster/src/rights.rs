@@ -1,8 +1,8 @@
 //! Rights in etcd, as a cluster needs them: docs/CLUSTER.md has the same by hand.
 use crate::ClusterError;
-use crate::authority::{JOIN_USER, OPERATOR_USER, ROOT_USER};
+use crate::authority::{OPERATOR_USER, ROOT_USER};
 use crate::file::ClusterFile;
-use crate::token::check_user;
+use crate::users::{check_user, join_user, token_of_user};
 use freeflow_etcd::{Auth, EtcdError, Right};
 use freeflow_orchestrator::store::StoreError;
 
@@ -29,11 +29,9 @@ impl Rights {
 
     /// The users that each cluster has, and that rights count from now on. The users that there were not.
     fn begin(&self) -> Result<Vec<&'static str>, ClusterError> {
-        let keys = self.file.keys();
-        let of_join = format!("{}/", keys.joins());
-        let all = keys.prefix();
+        let all = self.file.keys().prefix();
         let mut new = Vec::new();
-        for (user, right) in [(ROOT_USER, None), (OPERATOR_USER, Some(&all)), (JOIN_USER, Some(&of_join))] {
+        for (user, right) in [(ROOT_USER, None), (OPERATOR_USER, Some(&all))] {
             if self.auth.add_user(user).map_err(failed)? {
                 new.push(user);
             }
@@ -66,6 +64,34 @@ impl Rights {
         self.auth.give_role(user, user).map_err(failed)
     }
 
+    /// The bearer of a token: it asks there, and finds the answers.
+    pub fn give_token(&self, id: &str) -> Result<(), ClusterError> {
+        let (user, part) = (join_user(id), format!("{}/", self.file.keys().joins_by(id)));
+        self.auth.add_role(&user).map_err(failed)?;
+        self.auth.give_right(&user, Right::ReadWrite, &part).map_err(failed)?;
+        self.auth.add_user(&user).map_err(failed)?;
+        self.auth.give_role(&user, &user).map_err(failed)
+    }
+
+    /// Nobody asks by it any more, and what was asked is gone.
+    pub fn take_token(&self, id: &str) -> Result<(), ClusterError> {
+        self.auth.delete(&join_user(id)).map_err(failed)?;
+        self.file.as_root().store(&self.file.keys().joins_by(id))?.delete_all()?;
+        Ok(())
+    }
+
+    /// Tokens whose bearers have users in etcd, also of other clusters that share it.
+    pub fn tokens(&self) -> Result<Vec<String>, ClusterError> {
+        let users = self.auth.users().map_err(failed)?;
+        Ok(users.iter().filter_map(|user| token_of_user(user)).map(str::to_owned).collect())
+    }
+
+    /// Whether it is a token of this cluster.
+    pub fn is_own_token(&self, id: &str) -> Result<bool, ClusterError> {
+        let part = format!("{}/", self.file.keys().joins_by(id));
+        self.auth.has_right(&join_user(id), &part).map_err(failed)
+    }
+
     /// A host that is a host no more.
     pub fn take_host(&self, user: &str, host: &str) -> Result<(), ClusterError> {
         check_user(user, host)?;
@@ -73,8 +99,7 @@ impl Rights {
     }
 }
 
-/// Makes the users that each cluster has, root, operator and joining hosts, with their rights, and has rights count
-/// from now on. The users that there were not; `None`: the file names no authority, so rights are others' business.
+/// Makes the users that each cluster has, root and operator, with their rights, and has rights count from now on. The users that there were not; `None`: the file names no authority, so rights are others' business.
 ///
 /// # Errors
 /// etcd did not do it.

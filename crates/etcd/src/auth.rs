@@ -69,6 +69,18 @@ struct RoleRevokePermissionRequest {
     range_end: Vec<u8>,
 }
 
+#[derive(Clone, PartialEq, Message)]
+struct UserListResponse {
+    #[prost(string, repeated, tag = "2")]
+    users: Vec<String>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct RoleGetResponse {
+    #[prost(message, repeated, tag = "2")]
+    permissions: Vec<Permission>,
+}
+
 /// A right to all keys that begin so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Right {
@@ -120,6 +132,31 @@ impl Auth {
     /// etcd did not do it.
     pub fn add_role(&self, name: &str) -> Result<bool, EtcdError> {
         is_new(self.call("/etcdserverpb.Auth/RoleAdd", NameRequest { name: name.into() }), "role name already exists")
+    }
+
+    /// All users.
+    ///
+    /// # Errors
+    /// etcd does not answer.
+    pub fn users(&self) -> Result<Vec<String>, EtcdError> {
+        let answer: UserListResponse =
+            self.runtime.block_on(self.client.repeat("/etcdserverpb.Auth/UserList", Nothing {}))?;
+        Ok(answer.users)
+    }
+
+    /// Whether the role, if it is there, has a right to the keys that begin with the prefix, by that prefix.
+    ///
+    /// # Errors
+    /// etcd does not answer.
+    pub fn has_right(&self, role: &str, prefix: &str) -> Result<bool, EtcdError> {
+        let request = NameRequest { name: role.into() };
+        let answer: Result<RoleGetResponse, EtcdError> =
+            self.runtime.block_on(self.client.repeat("/etcdserverpb.Auth/RoleGet", request));
+        match answer {
+            Ok(role) => Ok(role.permissions.iter().any(|right| right.key == prefix.as_bytes())),
+            Err(error) if error.to_string().contains("role name not found") => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// The user has the role.
