@@ -308,6 +308,8 @@ impl<'a> Admission<'a> {
                 (Decision::Known, Some(admitted)) => admitted,
                 (Decision::Known, None) => continue,
                 (Decision::New(record), _) => {
+                    // Before the use is taken.
+                    Controller::check_default(&self.file, self.view, self.pool()?.0, host)?;
                     let admitted = new_host(&bearer)?;
                     let name = format!("{HOSTS}{host}");
                     let compares = vec![compare(&key, modified), compare(&name, before)];
@@ -403,12 +405,16 @@ impl<'a> Admission<'a> {
         self.certified(bearer, admitted)
     }
 
+    /// Addresses of the network `default`.
+    fn pool(&self) -> Result<(Pool, String), ClusterError> {
+        let pool = self.view.identity()?.pool.clone().unwrap_or_else(|| DEFAULT_POOL.into());
+        let damaged = |_| ClusterError::Damaged(format!("the cluster's addresses of default, {pool:?}, are no range"));
+        Ok((pool.parse().map_err(damaged)?, pool))
+    }
+
     fn certified(&self, bearer: &Bearer<'_>, admitted: &Admitted) -> Result<Welcome, ClusterError> {
         check_user(&admitted.user, bearer.host)?;
-        let pool = self.view.identity()?.pool.clone().unwrap_or_else(|| DEFAULT_POOL.into());
-        let parsed: Pool = pool.parse().map_err(|_| {
-            ClusterError::Damaged(format!("the cluster's addresses of default, {pool:?}, are no range"))
-        })?;
+        let (parsed, pool) = self.pool()?;
         let range = Controller::give_default(&self.file, self.view, parsed, bearer.host)?;
         let expires_s = now_s() + HOST_S;
         let key = public_key(bearer.public_key).ok_or_else(|| refused("its public key is none".into()))?;

@@ -354,6 +354,38 @@ fn a_host_has_a_user_of_its_own_and_loses_a_controllers_rights() {
     assert!(users.lines().any(|user| user == "root") && users.lines().any(|user| user == "operator"), "{users}");
 }
 
+/// A host that joined says that it has all addresses; and where there are none, no use of a token is lost.
+#[test]
+fn no_host_keeps_others_out_by_what_it_says_it_has() {
+    let etcd = Cluster::start(1, &[]);
+    let file = begin(&etcd, false);
+    let mut operator = Operator::open(&file).expect("a cluster");
+    let token = token(&file, 9);
+    let uses_left = || Tokens::open(&file).expect("a cluster").list().expect("read")[0].1.uses_left;
+    let ((), _) = with_controllers(&file, 1, || {
+        join(&token, "h1", &key(&etcd, "h1"), WAIT).expect("admitted");
+        let report = Report::start(&file, "h1").expect("a thread");
+        let own = HostRecord { default_range: "10.111.0.0/16".into(), ..record(1) };
+        report.say(Some(own), None, Followed::default());
+        until("it is there", || match operator.view().map_err(|error| error.to_string())?.hosts().contains_key("h1") {
+            true => Ok(()),
+            false => Err("not yet".into()),
+        });
+        let welcome = join(&token, "h2", &key(&etcd, "h2"), WAIT).expect("admitted, too");
+        assert_eq!((welcome.range.as_str(), uses_left()), ("10.111.1.0/24", 7));
+    });
+    // All of it is a host's, by hand.
+    operator.remove_host("h1").expect("noted");
+    let hand = HostRecord { default_range: "10.111.0.0/16".into(), ..record(3) };
+    let mut store = open(&etcd.endpoints(), "/freeflow/hosts/hand");
+    let ((), _) = with_controllers(&file, 1, || {
+        put(&mut store, "record", &serde_json::to_string(&hand).expect("encodable")).expect("written");
+        let why = why(join(&token, "h4", &key(&etcd, "h4"), WAIT));
+        assert!(why.contains("no block of 10.111.0.0/16 is left"), "{why}");
+        assert_eq!(uses_left(), 7);
+    });
+}
+
 #[test]
 fn a_host_that_is_in_has_its_certificate_renewed() {
     let etcd = Cluster::start(1, &["root"]);
