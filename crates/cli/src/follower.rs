@@ -1,7 +1,7 @@
 //! The process that follows the cluster for a host: what is declared for all hosts it applies here, the other hosts it
 //! writes into the peers file, and it says how far it has come. The router enforces all of that, and goes on without
 //! it, and without etcd.
-use crate::cluster::{Claims, Directory, Memory, Own, note_problems, note_state, record, renew_if_due};
+use crate::cluster::{Claims, Directory, Memory, Own, note_problems, note_state, record, renew_if_due, rotate_log};
 use crate::control::api::{Api, BASE, encoded};
 use crate::failure::{Failure, Result, fail};
 use crate::output;
@@ -146,6 +146,7 @@ pub fn follow(run_dir: &RunDir) -> Result<()> {
     log(&format!("follows the cluster in {} as host {}", follower.file.etcd.join(","), follower.host));
     loop {
         follower.round();
+        rotate_log(run_dir);
         if follower.behind.is_none() && follower.view.revision().0 != 0 {
             follower.heard_ns = freeflow_shm::monotonic_ns();
         }

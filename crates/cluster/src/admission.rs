@@ -35,6 +35,8 @@ const ATTEMPT_COUNT: usize = 8;
 const PAUSE: time::Duration = time::Duration::from_millis(200);
 /// What could not be finished is tried again after this.
 const RETRY: time::Duration = time::Duration::from_secs(10);
+/// Refusals by one token are counted so long, and not told.
+const REFUSALS_TIME: time::Duration = time::Duration::from_secs(60);
 /// An answer that nobody fetches goes after this.
 pub(crate) const MESSAGE_TIME: Duration = Duration(MESSAGE_S * 1_000_000_000);
 /// Addresses of the network `default`, unless the cluster was made with others.
@@ -70,6 +72,44 @@ pub struct Pending {
     removed: BTreeSet<String>,
     /// When those were last looked at that could not be finished.
     retried_at: Option<time::Instant>,
+    refusals: Refusals,
+}
+
+/// Refusals by token, since whoever has one can cause them without end: of each the first is told, then how many there
+/// were.
+#[derive(Default)]
+struct Refusals(BTreeMap<String, Refused>);
+
+struct Refused {
+    told_at: time::Instant,
+    /// Since then.
+    count: u64,
+    last: String,
+}
+
+impl Refusals {
+    /// A line for the log, if this one is told.
+    fn note(&mut self, token: &str, text: String) -> Option<String> {
+        if let Some(there) = self.0.get_mut(token) {
+            (there.count, there.last) = (there.count + 1, text);
+            return None;
+        }
+        self.0.insert(token.to_owned(), Refused { told_at: time::Instant::now(), count: 0, last: String::new() });
+        Some(text)
+    }
+
+    /// Lines about those that were not told, after some time.
+    fn due(&mut self) -> Vec<String> {
+        self.0.retain(|_, there| there.count > 0 || there.told_at.elapsed() < REFUSALS_TIME);
+        let due = self.0.iter_mut().filter(|(_, there)| there.told_at.elapsed() >= REFUSALS_TIME);
+        let line = |(token, there): (&String, &mut Refused)| {
+            let text =
+                format!("{} more requests by token {token} are refused; the last one: {}", there.count, there.last);
+            *there = Refused { told_at: time::Instant::now(), count: 0, last: String::new() };
+            text
+        };
+        due.map(line).collect()
+    }
 }
 
 impl Pending {
@@ -79,7 +119,16 @@ impl Pending {
         let (joins, hosts) = (format!("{}/", keys.joins()), format!("{}/data/{HOSTS}", keys.admission()));
         let own = format!("{}hosts/", keys.prefix());
         let (requests, renewals) = (BTreeMap::new(), BTreeMap::new());
-        Self { joins, hosts, own, requests, renewals, removed: BTreeSet::new(), retried_at: None }
+        Self {
+            joins,
+            hosts,
+            own,
+            requests,
+            renewals,
+            removed: BTreeSet::new(),
+            retried_at: None,
+            refusals: Refusals::default(),
+        }
     }
 
     /// Takes news in.
@@ -203,6 +252,7 @@ impl<'a> Admission<'a> {
     }
 
     fn run_all(&mut self, pending: &mut Pending, said: &mut Vec<String>) -> Result<(), ClusterError> {
+        said.extend(pending.refusals.due());
         let removed = if pending.is_removal_due() { pending.removed.clone() } else { BTreeSet::new() };
         for host in removed {
             match lasting(self.finish_removal(&host), &host, said)? {
@@ -237,31 +287,41 @@ impl<'a> Admission<'a> {
                 MapEntry::Vacant(place) => place.insert(self.file.store(&self.file.keys().joins_by(&token))?),
             };
             let answered = self.answer(store, (&token, &host), &entry);
-            let text = lasting(answered, &host, said)?.flatten();
-            said.extend(text);
+            match lasting(answered, &host, said)?.flatten() {
+                Some(Ok(text)) => said.push(text),
+                Some(Err(text)) => said.extend(pending.refusals.note(&token, text)),
+                None => {}
+            }
             pending.requests.remove(&(token, host));
         }
         Ok(())
     }
 
-    /// Answers a request; `None`: another controller was faster, or the host has asked anew.
+    /// Answers a request: that the host is admitted, or that it is refused. `None`: another controller was faster, or
+    /// the host has asked anew; or nobody has asked, and there is nobody to answer.
     fn answer(
         &mut self,
         joins: &mut EtcdStore,
         (token, host): (&str, &str),
         entry: &Entry,
-    ) -> Result<Option<String>, ClusterError> {
+    ) -> Result<Option<Result<String, String>>, ClusterError> {
+        let asked = request_key(host);
+        let compares = vec![compare(&asked, Some(entry.modified))];
+        let remove = Write { key: asked, value: None, lease: None };
+        let (record, _) = read::<TokenRecord>(&self.store, &format!("{TOKENS}{token}"))?;
+        if record.is_some_and(|record| Request::read(&entry.value, (token, &record), host).is_err()) {
+            joins.commit(&Transaction { compares, writes: vec![remove] })?;
+            return Ok(None);
+        }
         let outcome = outcome_of(self.admit_bearer(token, host, &entry.value))?;
         let text = match &outcome {
-            Ok(welcome) => format!("host {host} is admitted by token {token}, with addresses {}", welcome.range),
-            Err(why) => format!("host {host} is refused, by token {token}: {why}"),
+            Ok(welcome) => Ok(format!("host {host} is admitted by token {token}, with addresses {}", welcome.range)),
+            Err(why) => Err(format!("host {host} is refused, by token {token}: {why}")),
         };
         let value = Some(answer(self.authority.as_ref(), token, &entry.value, outcome)?);
         let lease = Some(joins.grant(Instant(0), MESSAGE_TIME)?);
-        let asked = request_key(host);
-        let compares = vec![compare(&asked, Some(entry.modified))];
         let answered = Write { key: answer_key(host), value, lease };
-        let writes = vec![Write { key: asked, value: None, lease: None }, answered];
+        let writes = vec![remove, answered];
         let done = joins.commit(&Transaction { compares, writes })?;
         Ok(matches!(done, Committed::Done(_)).then_some(text))
     }
@@ -545,6 +605,23 @@ mod tests {
         assert_eq!((pending.requests.len(), pending.renewals.len()), (PENDING_COUNT_MAX, PENDING_COUNT_MAX));
         pending.take(&News::Listed(Revision(3), vec![entry(key, 3)]));
         assert_eq!((pending.requests.len(), pending.renewals.len()), (1, 0));
+    }
+
+    #[test]
+    fn refusals_by_one_token_are_counted() {
+        let mut refusals = Refusals::default();
+        assert_eq!(refusals.note("t", "no".into()), Some("no".into()));
+        assert_eq!((refusals.note("t", "no".into()), refusals.note("t", "never".into())), (None, None));
+        assert_eq!((refusals.note("u", "no".into()), refusals.due()), (Some("no".into()), Vec::new()));
+        let past = |refusals: &mut Refusals| {
+            let then = time::Instant::now().checked_sub(REFUSALS_TIME).expect("the machine has run for longer");
+            refusals.0.values_mut().for_each(|there| there.told_at = then);
+        };
+        past(&mut refusals);
+        assert_eq!(refusals.due(), ["2 more requests by token t are refused; the last one: never"]);
+        assert_eq!(refusals.due(), Vec::<String>::new());
+        past(&mut refusals);
+        assert_eq!((refusals.due(), refusals.0.len()), (Vec::new(), 0));
     }
 
     #[test]

@@ -13,7 +13,7 @@ pub use claims::{Answer, Claimed, Claims, announce, claim};
 pub use host::{Directory, Memory, Own, prepare};
 pub use join::{joined, renew_if_due};
 pub use moving::move_vnic;
-pub use process::{end, log_file, note_problems, note_state, problems, record, start};
+pub use process::{end, log_file, note_problems, note_state, problems, record, rotate_log, start};
 pub use views::vnics;
 
 use crate::arguments::Format;
