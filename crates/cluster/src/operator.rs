@@ -298,7 +298,7 @@ impl Operator {
     /// # Errors
     /// etcd does not answer.
     pub fn view(&self) -> Result<View, ClusterError> {
-        let follow = Follow::start(&self.file)?;
+        let follow = Follow::start_of(&self.file, false)?;
         let mut view = View::new(&self.file.root);
         match follow.next(VIEW_TIME) {
             Some(News::Behind(error)) => Err(StoreError::Broken(error.to_string()).into()),

@@ -2,8 +2,8 @@
 use crate::common::{Cluster, open, put, until};
 use crate::given::{apply, network, record};
 use freeflow_cluster::{
-    Admission, ClusterError, ClusterFile, Controller, Follow, Followed, HostKey, HostRecord, Operator, Pending, Report,
-    Token, TokenTerms, Tokens, View, Welcome, begin_rights, join, join_as_controller, renew,
+    Admission, ClusterError, ClusterFile, Controller, Follow, Followed, HostKey, HostRecord, News, Operator, Pending,
+    Report, Token, TokenTerms, Tokens, View, Welcome, begin_rights, join, join_as_controller, renew,
 };
 use freeflow_etcd::EtcdStore;
 use freeflow_orchestrator::Store;
@@ -359,6 +359,48 @@ fn a_host_has_a_user_of_its_own_and_loses_a_controllers_rights() {
     }
     let users = etcd.etcdctl(Some("root"), &["user", "list"]);
     assert!(users.lines().any(|user| user == "root") && users.lines().any(|user| user == "operator"), "{users}");
+}
+
+#[test]
+fn what_bearers_of_tokens_write_is_controllers_business_alone() {
+    let etcd = Cluster::start(1, &[]);
+    let file = begin(&etcd, false);
+    let token = token(&file, 1);
+    let mut joins = open(&etcd.endpoints(), &format!("/freeflow/joins/{}", token.id));
+    let listed = |follow: &Follow| match follow.next(WAIT) {
+        Some(News::Listed(_, entries)) => entries.iter().map(|entry| entry.key.clone()).collect::<Vec<_>>(),
+        other => panic!("{other:?}"),
+    };
+    put(&mut joins, "h1/request", "before").expect("written");
+    let (plain, controller) = (ClusterFile { controller: false, ..file.clone() }, file);
+    let follow = Follow::start(&plain).expect("a follower");
+    let keys = listed(&follow);
+    assert!(
+        !keys.is_empty() && keys.iter().all(|key| !key.contains("/joins/") && !key.contains("/admission/")),
+        "{keys:?}"
+    );
+    let keys = listed(&Follow::start(&controller).expect("a follower"));
+    assert!(["/joins/", "/admission/"].iter().all(|part| keys.iter().any(|key| key.contains(part))), "{keys:?}");
+    put(&mut joins, "h1/request", "after").expect("written");
+    put(&mut open(&etcd.endpoints(), "/freeflow/hosts/h1"), "record", "{}").expect("written");
+    loop {
+        match follow.next(WAIT) {
+            Some(News::Changed(_, changes)) => {
+                assert!(changes.iter().all(|(key, _)| key.starts_with("/freeflow/hosts/h1/")), "{changes:?}");
+                break;
+            }
+            Some(News::Unchanged(_)) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    // More than is read at once: a controller goes on with a part of them.
+    let value = "x".repeat(1 << 20);
+    for number in 0..40 {
+        put(&mut joins, &format!("n{number:02}/other"), &value).expect("written");
+    }
+    put(&mut joins, "z/request", "late").expect("written");
+    let keys = listed(&Follow::start(&controller).expect("a follower"));
+    assert!(keys.iter().any(|key| key.contains("/n00/")) && !keys.iter().any(|key| key.contains("/z/")), "{keys:?}");
 }
 
 /// A host that joined says that it has all addresses; and where there are none, no use of a token is lost.
