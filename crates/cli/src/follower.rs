@@ -372,6 +372,9 @@ impl Follower {
             log(text);
         }
         self.admission_said = error;
+        if self.pending.is_list_due() {
+            self.connect_anew();
+        }
     }
 
     /// Whether etcd holds the cluster that this host follows, and not as it once was.

@@ -73,6 +73,8 @@ pub struct Pending {
     /// When those were last looked at that could not be finished.
     retried_at: Option<time::Instant>,
     refusals: Refusals,
+    /// More waits in etcd.
+    has_passed_over: bool,
 }
 
 /// Refusals by token, since whoever has one can cause them without end: of each the first is told, then how many there
@@ -128,6 +130,7 @@ impl Pending {
             removed: BTreeSet::new(),
             retried_at: None,
             refusals: Refusals::default(),
+            has_passed_over: false,
         }
     }
 
@@ -138,6 +141,7 @@ impl Pending {
                 self.requests.clear();
                 self.renewals.clear();
                 self.removed.clear();
+                self.has_passed_over = false;
                 entries.iter().for_each(|entry| self.change(&entry.key, Some(entry)));
             }
             News::Changed(_, changes) => changes.iter().for_each(|(key, entry)| self.change(key, entry.as_ref())),
@@ -163,10 +167,11 @@ impl Pending {
             let is_request = |entry: &&Entry| is_host_name(host) && entry.value.len() <= MESSAGE_BYTES_MAX;
             match entry.filter(is_request) {
                 _ if rest.strip_prefix("data/") != Some(RENEWAL) => {}
-                Some(entry) if self.renewals.len() < PENDING_COUNT_MAX => {
+                Some(entry) if self.renewals.len() < PENDING_COUNT_MAX || self.renewals.contains_key(host) => {
                     self.renewals.insert(host.to_owned(), entry.clone());
                 }
-                _ => {
+                Some(_) => self.has_passed_over = true,
+                None => {
                     self.renewals.remove(host);
                 }
             }
@@ -181,11 +186,16 @@ impl Pending {
             Some(entry) if self.requests.len() < PENDING_COUNT_MAX || self.requests.contains_key(&place) => {
                 self.requests.insert(place, entry.clone());
             }
-            Some(_) => {}
+            Some(_) => self.has_passed_over = true,
             None => {
                 self.requests.remove(&place);
             }
         }
+    }
+
+    /// Whether more waits in etcd than was taken in, and there is room for it: who follows lists all anew then.
+    pub fn is_list_due(&self) -> bool {
+        self.has_passed_over && self.requests.is_empty() && self.renewals.is_empty()
     }
 
     /// Whether there is nothing to do just now.
@@ -603,8 +613,16 @@ mod tests {
             }
         }
         assert_eq!((pending.requests.len(), pending.renewals.len()), (PENDING_COUNT_MAX, PENDING_COUNT_MAX));
+        // One that has changed is the one that waits, and those that were passed over are looked at when there is room.
+        let renewal = "/freeflow/hosts/h7/data/renewal";
+        changed(&mut pending, renewal, Some(entry(renewal, 4)));
+        assert_eq!(pending.renewals.get("h7").map(|entry| entry.value.len()), Some(4));
+        assert!(!pending.is_list_due());
+        pending.requests.clear();
+        pending.renewals.clear();
+        assert!(pending.is_list_due());
         pending.take(&News::Listed(Revision(3), vec![entry(key, 3)]));
-        assert_eq!((pending.requests.len(), pending.renewals.len()), (1, 0));
+        assert_eq!((pending.requests.len(), pending.renewals.len(), pending.is_list_due()), (1, 0, false));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! etcd's members know each other by an authority of their own. Whoever has a certificate that a member takes from
 //! another one is etcd's root, whatever name is in it: members ask each other for no rights.
 use crate::ClusterError;
-use crate::file::{ClusterFile, Wire};
+use crate::file::{AuthorityFile, ClusterFile, Wire};
 use crate::records::now_s;
 use crate::x509::{Issuer, Key, Subject};
 use serde_json::json;
@@ -44,10 +44,7 @@ impl Authority {
         let read = |path: &Path| fs::read_to_string(path).map_err(|error| bad(path, &error.to_string()));
         let issuer = Issuer::of_pem(&read(certificate)?)
             .ok_or_else(|| bad(certificate, "it is no certificate of a key of the kind P-256"))?;
-        let mode = fs::metadata(key).map_err(|error| bad(key, &error.to_string()))?.mode();
-        if mode & 0o077 != 0 {
-            return Err(bad(key, "others may read or write it, so it is no secret: chmod 600"));
-        }
+        check_secret(key)?;
         let signing = Key::from_pem(&read(key)?).map_err(|error| bad(key, &error.to_string()))?;
         if signing.public() != issuer.public_key {
             return Err(bad(key, &format!("it is not the key of {}", certificate.display())));
@@ -91,6 +88,15 @@ impl Authority {
 
     pub fn sign(&self, message: &[u8]) -> Result<Vec<u8>, ClusterError> {
         self.key.sign(message)
+    }
+}
+
+/// Whether the file of a private key is its owner's alone.
+pub(crate) fn check_secret(path: &Path) -> Result<(), ClusterError> {
+    let bad = |why: &str| ClusterError::File(format!("{}: {why}", path.display()));
+    match fs::metadata(path).map_err(|error| bad(&error.to_string()))?.mode() & 0o077 {
+        0 => Ok(()),
+        _ => Err(bad("others may read or write it, so it is no secret: chmod 600")),
     }
 }
 
@@ -183,7 +189,11 @@ pub fn member_name(address: IpAddr) -> String {
 
 /// The authority that a controller's file names.
 pub(crate) fn of_file(file: &ClusterFile) -> Result<Option<Authority>, ClusterError> {
-    file.authority.as_ref().map(|files| Authority::open(&files.cert, &files.key)).transpose()
+    let open = |files: &AuthorityFile| {
+        check_secret(&files.root_key)?;
+        Authority::open(&files.cert, &files.key)
+    };
+    file.authority.as_ref().map(open).transpose()
 }
 
 #[cfg(test)]
@@ -251,5 +261,11 @@ pub(crate) mod tests {
         assert!(error(one.join("ca.key"), one.join("ca.key")).contains("no certificate"));
         fs::set_permissions(one.join("ca.key"), fs::Permissions::from_mode(0o640)).expect("changed");
         assert!(error(one.join("ca.pem"), one.join("ca.key")).contains("chmod 600"));
+        // etcd's root as well.
+        let file = ClusterFile::read(&other.join(CONTROLLER_FILE)).expect("a cluster file");
+        assert!(of_file(&file).is_ok());
+        fs::set_permissions(other.join("root.key"), fs::Permissions::from_mode(0o604)).expect("changed");
+        let error = of_file(&file).err().expect("refused").to_string();
+        assert!(error.contains("root.key") && error.contains("chmod 600"), "{error}");
     }
 }

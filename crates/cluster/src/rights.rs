@@ -1,6 +1,6 @@
 //! Rights in etcd, as a cluster needs them: docs/CLUSTER.md has the same by hand.
 use crate::ClusterError;
-use crate::authority::{OPERATOR_USER, ROOT_USER};
+use crate::authority::{OPERATOR_USER, ROOT_USER, check_secret};
 use crate::file::ClusterFile;
 use crate::users::{check_user, join_user, token_of_user};
 use freeflow_etcd::{Auth, EtcdError, Right};
@@ -24,6 +24,7 @@ fn failed(error: EtcdError) -> ClusterError {
 impl Rights {
     /// Of a file with an authority.
     pub fn open(file: &ClusterFile) -> Result<Self, ClusterError> {
+        file.authority.as_ref().map(|files| check_secret(&files.root_key)).transpose()?;
         Ok(Self { auth: Auth::new(&file.as_root().endpoints()?).map_err(failed)?, file: file.clone() })
     }
 
