@@ -178,11 +178,13 @@ def test_certificates_may_what_they_have_to(hosts):
 def test_no_client_is_a_member_of_etcd(hosts):
     """Members ask each other for no rights: who is taken for one writes what it likes."""
     directory = hosts.etcd.directory
-    peer = directory / f"etcd-{hosts.etcd.addresses[1]}-peer"
+    # etcd looks whether a member's certificate has the address that it comes from.
+    server = directory / f"etcd-{hosts.etcd.addresses[0]}"
+    peer = f"{server}-peer"
     need("clientURLs" in asks_a_member(hosts, f"{peer}.pem", f"{peer}.key"), "a member is refused")
     own = [hosts.host(number).run_dir / "cluster" / "etcd" for number in (1, 2)]
     join = hosts.lab.directory / "join"
-    for name in (join, *own, directory / "root", directory / "operator", directory / f"etcd-{hosts.etcd.addresses[1]}"):
+    for name in (join, *own, directory / "root", directory / "operator", server):
         answer = asks_a_member(hosts, f"{name}.pem", f"{name}.key")
         need(not answer, f"{name} is a member: {answer}")
 
