@@ -33,7 +33,7 @@ const ANSWER_COUNT: usize = 32;
 const ATTEMPT_COUNT: usize = 8;
 /// Between two looks whether a host is gone.
 const PAUSE: time::Duration = time::Duration::from_millis(200);
-/// What could not be finished is tried again after this.
+/// A removal that could not be finished is tried again after this.
 const RETRY: time::Duration = time::Duration::from_secs(10);
 /// Refusals by one token are counted so long, and not told.
 const REFUSALS_TIME: time::Duration = time::Duration::from_secs(60);
@@ -421,8 +421,8 @@ impl<'a> Admission<'a> {
         Err(busy())
     }
 
-    /// The host of a name, if it was admitted and is not removed; when that was written; and whether a host speaks under
-    /// the name, whoever let it in.
+    /// The host of a name, if it was admitted and is not removed; when that was written; and whether a host speaks
+    /// under the name, whoever let it in.
     fn there(&mut self, host: &str) -> Result<(Option<Admitted>, Option<Revision>, bool), ClusterError> {
         let key = format!("{HOSTS}{host}");
         let (admitted, modified) = read::<Admitted>(&self.store, &key)?;

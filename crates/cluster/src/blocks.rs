@@ -125,8 +125,8 @@ fn due(view: &View, (declared, since): Declared<'_>, blocks: &Blocks) -> Due {
     due
 }
 
-/// A host's block of `default`: the one that it has, else a free one. A host that has a block has that, whatever it says
-/// of itself; others were given their ranges by hand, as far as they are believed.
+/// A host's block of `default`: the one that it has, else a free one. A host that has a block has that, whatever it
+/// says of itself; others were given their ranges by hand, as far as they are believed.
 fn default_block(view: &View, pool: Pool, host: &str, blocks: &Blocks) -> Result<Pool, ClusterError> {
     let block_of = |host: &str| blocks.get(&(DEFAULT_NETWORK.to_owned(), host.to_owned())).copied();
     if let Some(block) = block_of(host).filter(|block| pool.encloses(*block)) {

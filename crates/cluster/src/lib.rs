@@ -15,7 +15,7 @@
 //! | `hosts/NAME/` | that host | [`HostRecord`], [`Followed`], [`HostVnics`] |
 //! | `blocks/` | controllers | a range of addresses by network and host |
 //! | `places/` | controllers, operators | the host of each declared vNIC: [`Place`] |
-//! | `joins/` | who has a token, and controllers | requests and answers, each by token and host |
+//! | `joins/ID/` | who has this token, and controllers | requests and answers, by host |
 //! | `admission/` | controllers; operators | [`TokenRecord`] by its name, and hosts that were admitted |
 //!
 //! Invariant: a block is one host's until that host says that it has followed all that is declared and has the block

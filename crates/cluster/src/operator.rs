@@ -311,8 +311,8 @@ impl Operator {
     }
 
     /// Forgets a host that is gone for good: others neither know it nor its addresses any more. One that was admitted
-    /// has a user in etcd, which a controller takes away, and with it all that the host may write until then: this waits
-    /// for it, not for long.
+    /// has a user in etcd, which a controller takes away, and then all that the host has written: this waits for it,
+    /// not for long.
     ///
     /// # Errors
     /// `Refused`: no such host. etcd did not do it.

@@ -2,9 +2,9 @@
 //!
 //! A host writes its own record as it likes, so a record is believed only where it takes nothing that another says of
 //! itself for longer: an address, or a key. A range of `default` is believed where it has no addresses of a network
-//! that is declared, nor of the range of such a host; one of a host that has a block of `default` only in that block, so
-//! that it takes nothing which hosts are given later. And no two ranges overlap, whoever gave them: a router refuses the
-//! whole file otherwise.
+//! that is declared, nor of the range of such a host; one of a host that has a block of `default` only in that block,
+//! so that it takes nothing which hosts are given later. And no two ranges overlap, whoever gave them: a router refuses
+//! the whole file otherwise.
 use crate::records::{HostRecord, Problem};
 use crate::view::View;
 use freeflow_orchestrator::{Cidr, DEFAULT_NETWORK, NetworkEntry, Pool, State};

@@ -100,7 +100,8 @@ impl Rights {
     }
 }
 
-/// Makes the users that each cluster has, root and operator, with their rights, and has rights count from now on. The users that there were not; `None`: the file names no authority, so rights are others' business.
+/// Makes the users that each cluster has, root and operator, with their rights, and has rights count from now on. The
+/// users that there were not; `None`: the file names no authority, so rights are others' business.
 ///
 /// # Errors
 /// etcd did not do it.

@@ -61,7 +61,7 @@ impl Part {
 pub struct Follower {
     client: Client,
     prefix: String,
-    /// What is told of them.
+    /// Parts of them of which news are told.
     told_of: Vec<Part>,
     /// Of what has been told.
     told: Option<Revision>,

@@ -171,7 +171,7 @@ fn tokens_end_and_names_are_kept() {
             std::process::Command::new("openssl").args(["x509", "-noout", "-subject", "-in"]).arg(&pem).output();
         let subject = String::from_utf8(subject.expect("openssl").stdout).expect("text");
         assert!(subject.contains("host-root-"), "{subject}");
-        // What the token's key has not signed is taken away, and nobody is answered.
+        // A request that the token's key has not signed is taken away, and nobody is answered.
         let mut joins = open(&etcd.endpoints_as("root"), &format!("/freeflow/joins/{}", token.id));
         put(&mut joins, "forged/request", r#"{"body":"{}","signature":"AAAA"}"#).expect("written");
         until("it is gone", || match joins.list("forged/", None).expect("read").entries.len() {
@@ -338,7 +338,7 @@ fn a_host_has_a_user_of_its_own_and_loses_a_controllers_rights() {
     let mut blocks = store_as(&etcd, "h1", "/freeflow/blocks");
     assert!(put(&mut blocks, "red/h1", "10.0.1.0/24").is_err(), "a plain host may not");
     put(&mut store_as(&etcd, "h1", "/freeflow/hosts/h1"), "record", "{}").expect("its own part");
-    // Whoever can write among hosts that were admitted gets no certificate of another name by that.
+    // An entry that somebody has written among those of hosts that were admitted makes no certificate of another name.
     let mut store = open(&etcd.endpoints_as("root"), "/freeflow/admission");
     let there = store.get("hosts/h1", None).expect("read").expect("it is there");
     let there: serde_json::Value = serde_json::from_slice(&there.value).expect("JSON");
