@@ -14,6 +14,7 @@ import pytest
 import harness
 from harness import need
 from harness.cluster import HOSTS, JoiningHosts
+from harness.etcd import PEER_PORT
 from harness.processes import run
 from harness.settings import PORT
 
@@ -66,6 +67,17 @@ def refused(done, words):
     need(done[0] != 0 and "permission denied" in done[1], f"{words}: {done}")
 
 
+def asks_a_member(hosts, certificate, key):
+    """What a member of etcd answers to another one with this certificate, by HTTP; empty: its TLS refuses that."""
+    directory, address = hosts.etcd.directory, hosts.etcd.addresses[0]
+    command = hosts.host(1).enter("openssl", "s_client", "-connect", f"{address}:{PEER_PORT}", "-CAfile", directory / "peer-ca.pem",
+                                  "-verify_return_error", "-cert", certificate, "-key", key, "-quiet")
+    request = f"GET /members HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"
+    done = subprocess.run([str(word) for word in command], input=request, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                          timeout=20)
+    return done.stdout
+
+
 def admitted(hosts, name):
     """A host's entry among those that were admitted, as etcd has it."""
     return hosts.etcd.ctl("get", "--print-value-only", f"/freeflow/admission/data/hosts/{name}")
@@ -79,13 +91,17 @@ def test_an_authority_is_made_once(hosts):
             need(path.stat().st_mode & 0o077 == 0, f"{path} is not secret")
     for name in (*(f"etcd-{address}" for address in hosts.etcd.addresses), "root", "operator"):
         run(["openssl", "verify", "-x509_strict", "-CAfile", directory / "ca.pem", directory / f"{name}.pem"], 20)
+    for address in hosts.etcd.addresses:
+        run(["openssl", "verify", "-x509_strict", "-CAfile", directory / "peer-ca.pem", directory / f"etcd-{address}-peer.pem"], 20)
+        need(f"--peer-trusted-ca-file peer-ca.pem --peer-cert-file etcd-{address}-peer.pem" in hosts.etcd.flags, hosts.etcd.flags)
+    need("peer-ca" not in hosts.controller.read_text(), "a controller needs no key of etcd's members")
     again = hosts.host(1).freeflow("cluster", "authority", directory, "--etcd", "192.0.2.1", codes=(1,))
     need("there already" in again, again)
 
 
 def test_a_cluster_is_made_with_rights_and_a_first_token(hosts):
     made = hosts.as_controller("cluster", "init")
-    need("root, operator, join are made" in made and "is made in etcd" in made and "--join ff1." in made, made)
+    need("root, operator are made" in made and "is made in etcd" in made and "--join ff1." in made, made)
     hosts.first = made[made.index("ff1."):].split()[0]
     again = hosts.as_controller("cluster", "init")
     need("there already" in again and "ff1." not in again, again)
@@ -138,17 +154,39 @@ def test_certificates_may_what_they_have_to(hosts):
     key.write_text(fields(token)["key"])
     for words in (["get", "--prefix", "/freeflow/admission/"], ["get", "--prefix", "/freeflow/declared/"],
                   ["put", "/freeflow/hosts/host2/data/record", "x"], ["put", "/freeflow/admission/data/tokens/x", "x"],
+                  ["get", "--prefix", "/freeflow/joins/"], ["put", f"/freeflow/joins/{fields(hosts.first)['id']}/data/x/request", "x"],
                   ["user", "list"]):
         refused(ctl(hosts, path, key, *words), words)
+    part = f"/freeflow/joins/{fields(token)['id']}/data/"
+    need(ctl(hosts, path, key, "get", "--prefix", part)[0] == 0, "a token's bearer can't read its own part")
+    # An operator alone has no right to take users away: a controller does, soon.
+    hosts.as_operator("cluster", "token", "revoke", fields(token)["id"], at=1)
+    hosts.wait("its user is gone", lambda: fields(token)["id"] not in hosts.etcd.ctl("user", "list"))
+    refused(ctl(hosts, path, key, "get", "--prefix", part), part)
+    need(f"join-{fields(hosts.first)['id']}" in hosts.etcd.ctl("user", "list"), "a token that is good has no user")
     own = hosts.host(2).run_dir / "cluster"
     need(ctl(hosts, own / "etcd.pem", own / "etcd.key", "get", "--prefix", "/freeflow/declared/")[0] == 0, "a host can't read")
     for words in (["put", "/freeflow/hosts/host3/data/record", "x"], ["put", "/freeflow/blocks/data/default/host2", "10.111.0.0/16"],
                   ["put", "/freeflow/admission/data/tokens/x", "x"], ["put", "/freeflow/declared/data/x", "x"],
-                  ["put", "/freeflow/joins/data/x", "x"], ["user", "list"]):
+                  ["put", f"/freeflow/joins/{fields(hosts.first)['id']}/data/x", "x"], ["user", "list"]):
         refused(ctl(hosts, own / "etcd.pem", own / "etcd.key", *words), words)
     of_controller = hosts.host(1).run_dir / "cluster"
     for words in (["put", "/freeflow/declared/data/x", "x"], ["put", "/freeflow/hosts/host2/data/record", "x"], ["user", "list"]):
         refused(ctl(hosts, of_controller / "etcd.pem", of_controller / "etcd.key", *words), words)
+
+
+def test_no_client_is_a_member_of_etcd(hosts):
+    """Members ask each other for no rights: who is taken for one writes what it likes."""
+    directory = hosts.etcd.directory
+    # etcd looks whether a member's certificate has the address that it comes from.
+    server = directory / f"etcd-{hosts.etcd.addresses[0]}"
+    peer = f"{server}-peer"
+    need("clientURLs" in asks_a_member(hosts, f"{peer}.pem", f"{peer}.key"), "a member is refused")
+    own = [hosts.host(number).run_dir / "cluster" / "etcd" for number in (1, 2)]
+    join = hosts.lab.directory / "join"
+    for name in (join, *own, directory / "root", directory / "operator", server):
+        answer = asks_a_member(hosts, f"{name}.pem", f"{name}.key")
+        need(not answer, f"{name} is a member: {answer}")
 
 
 def test_bad_tokens_are_refused_with_the_reason(hosts):
@@ -166,11 +204,11 @@ def test_bad_tokens_are_refused_with_the_reason(hosts):
     # Another machine under a name that is there: its run directory is empty, so its key is another one.
     taken = refusal(hosts.token(), name="host2")
     need("has a host host2 with another key" in taken and "freeflow cluster remove host2" in taken, taken)
-    # Signed by another token's key.
+    # With another token's key and certificate.
     one, two = hosts.token(), hosts.token()
     forged = fields(one) | {"key": fields(two)["key"], "cert": fields(two)["cert"]}
     text = "ff1." + base64.urlsafe_b64encode(json.dumps(forged).encode()).decode().rstrip("=")
-    need("not signed by the token's key" in refusal(text, name="other"), "a forged request")
+    need("lets nobody in by the token" in refusal(text, name="other"), "a forged request")
     used = json.loads(hosts.as_operator("cluster", "token", "list", "-o", "json", at=1))
     first = next(row for row in used if row["id"] == fields(hosts.first)["id"])
     need(first["used_by"] == ["host2", "host3"] and first["uses_left"] == 14, f"{used}")

@@ -42,14 +42,16 @@ class Etcd:
         def openssl(*words):
             run(["env", f"--chdir={self.directory}", "openssl", *words], 20)
 
-        openssl("req", "-x509", "-subj", "/CN=authority", "-keyout", "ca.key", "-out", "ca.pem", "-days", "2", *NEW_KEY)
+        for name in ("ca", "peer-ca"):
+            openssl("req", "-x509", "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.pem", "-days", "2", *NEW_KEY)
         addresses = ",".join(f"IP:{address}" for address in self.addresses)
         (self.directory / "server.ext").write_text(f"subjectAltName={addresses}\nextendedKeyUsage=serverAuth,clientAuth\n")
         (self.directory / "user.ext").write_text("extendedKeyUsage=clientAuth\n")
-        for name in names:
+        for name in ("server-peer", *names):
+            authority, kind = ("peer-ca" if name == "server-peer" else "ca"), ("server" if name.startswith("server") else "user")
             openssl("req", "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr", *NEW_KEY)
-            openssl("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2",
-                    "-extfile", "server.ext" if name == "server" else "user.ext", "-out", f"{name}.pem")
+            openssl("x509", "-req", "-in", f"{name}.csr", "-CA", f"{authority}.pem", "-CAkey", f"{authority}.key",
+                    "-CAcreateserial", "-days", "2", "-extfile", f"{kind}.ext", "-out", f"{name}.pem")
 
     def url(self, number):
         return f"https://{self.addresses[number - 1]}:{CLIENT_PORT}"
@@ -65,8 +67,9 @@ class Etcd:
                  "--initial-cluster-state", "new",
                  "--heartbeat-interval", str(self.election_ms // 10), "--election-timeout", str(self.election_ms)]
         server = f"etcd-{address}" if self.has_own_server_files else "server"
-        for side, port in (("", CLIENT_PORT), ("peer-", PEER_PORT)):
-            words += [f"--{side}cert-file", f"{server}.pem", f"--{side}key-file", f"{server}.key", f"--{side}trusted-ca-file", "ca.pem",
+        for side, pair, port in (("", server, CLIENT_PORT), ("peer-", f"{server}-peer", PEER_PORT)):
+            # Whoever has a certificate that members take from each other is etcd's root.
+            words += [f"--{side}cert-file", f"{pair}.pem", f"--{side}key-file", f"{pair}.key", f"--{side}trusted-ca-file", f"{side}ca.pem",
                       f"--{side}client-cert-auth"]
             words += [f"--listen-{side or 'client-'}urls", f"https://{address}:{port}"]
             words += ["--initial-advertise-peer-urls" if side else "--advertise-client-urls", f"https://{address}:{port}"]

@@ -1,7 +1,7 @@
 //! The process that follows the cluster for a host: what is declared for all hosts it applies here, the other hosts it
 //! writes into the peers file, and it says how far it has come. The router enforces all of that, and goes on without
 //! it, and without etcd.
-use crate::cluster::{Claims, Directory, Memory, Own, note_problems, note_state, record, renew_if_due};
+use crate::cluster::{Claims, Directory, Memory, Own, note_problems, note_state, record, renew_if_due, rotate_log};
 use crate::control::api::{Api, BASE, encoded};
 use crate::failure::{Failure, Result, fail};
 use crate::output;
@@ -38,6 +38,8 @@ const RENEWAL: Duration = Duration::from_secs(60);
 
 /// Hosts are admitted so often at most, some at a time: whoever has a token can ask without end.
 const ADMISSION: Duration = Duration::from_millis(200);
+/// Tokens by which nobody joins any more lose their rights so soon.
+const SWEEP: Duration = Duration::from_secs(30);
 
 /// The router of this host, as what is to be changed.
 struct Host<'a> {
@@ -93,6 +95,8 @@ struct Follower {
     /// Hosts that want to join, and since when they were last looked at.
     pending: Pending,
     admitted_at: Instant,
+    /// When tokens by which nobody joins any more were last looked for.
+    swept_at: Option<Instant>,
     /// The last words of the part that admits them, where it could not.
     admission_said: Option<String>,
     /// When the certificate was last looked at, and why it could not be renewed.
@@ -142,6 +146,7 @@ pub fn follow(run_dir: &RunDir) -> Result<()> {
     log(&format!("follows the cluster in {} as host {}", follower.file.etcd.join(","), follower.host));
     loop {
         follower.round();
+        rotate_log(run_dir);
         if follower.behind.is_none() && follower.view.revision().0 != 0 {
             follower.heard_ns = freeflow_shm::monotonic_ns();
         }
@@ -200,6 +205,7 @@ impl Follower {
             view: View::new(&file.root),
             pending: Pending::new(&file.root),
             admitted_at: Instant::now(),
+            swept_at: None,
             admission_said: None,
             renewed_at: Instant::now(),
             renewal_said: None,
@@ -339,14 +345,23 @@ impl Follower {
 
     /// Hosts that want to join, where this one admits them.
     fn admit(&mut self) {
-        let is_time = self.admitted_at.elapsed() > ADMISSION && !self.pending.is_empty();
+        let is_due = !self.pending.is_empty() || self.swept_at.is_none_or(|at| at.elapsed() > SWEEP);
+        let is_time = self.admitted_at.elapsed() > ADMISSION && is_due;
         if !self.file.admits() || !is_time || self.behind.is_some() || self.check_identity().is_err() {
             return;
         }
         self.admitted_at = Instant::now();
+        let is_sweep_due = self.swept_at.is_none_or(|at| at.elapsed() > SWEEP);
         let error = match Admission::open(&self.file, &self.view) {
             Ok(mut admission) => {
-                let (said, error) = admission.run(&mut self.pending);
+                let (mut said, mut error) = admission.run(&mut self.pending);
+                if is_sweep_due && error.is_none() {
+                    self.swept_at = Some(Instant::now());
+                    match admission.sweep() {
+                        Ok(texts) => said.extend(texts),
+                        Err(failure) => error = Some(failure),
+                    }
+                }
                 said.iter().for_each(|text| log(text));
                 error
             }
@@ -357,6 +372,9 @@ impl Follower {
             log(text);
         }
         self.admission_said = error;
+        if self.pending.is_list_due() {
+            self.connect_anew();
+        }
     }
 
     /// Whether etcd holds the cluster that this host follows, and not as it once was.

@@ -124,7 +124,22 @@ mod tests {
     fn no_name_is_anything_but_a_name() {
         let base = "127.0.0.1 localhost\n10.0.0.1 Gateway gw # printer\n";
         let long = "x".repeat(64);
-        let bad = ["localhost", "LOCALHOST", "gateway", "gw", "a b", "a\n10.0.0.9 bank", "a#", "ä", "", "-a", ".a", "pypi.org", "localhost.", "gw."];
+        let bad = [
+            "localhost",
+            "LOCALHOST",
+            "gateway",
+            "gw",
+            "a b",
+            "a\n10.0.0.9 bank",
+            "a#",
+            "ä",
+            "",
+            "-a",
+            ".a",
+            "pypi.org",
+            "localhost.",
+            "gw.",
+        ];
         let bad = bad.into_iter().chain(["10.0.0.9", "0", &long, "a/b", "a\0b"]).filter(|name| *name != "0");
         for name in bad {
             assert_eq!(lines(base, &[vnic(name, &["10.50.0.2"], 1)]).len(), 3, "{name:?}");

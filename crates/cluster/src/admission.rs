@@ -9,16 +9,21 @@ use crate::joining::{
     Case, Decision, MESSAGE_BYTES_MAX, Request, Welcome, answer, decide, is_answer_to, name_is_taken, no_token, refused,
 };
 use crate::keys::Keys;
+use crate::places;
 use crate::records::{is_host_name, now_s};
 use crate::rights::Rights;
-use crate::token::{Admitted, HOSTS, TOKENS, TokenRecord, compare, digits, is_id, public_key, read, write};
+use crate::token::{Admitted, HOSTS, MESSAGE_S, TOKENS, TokenRecord, compare, public_key, read, write};
+use crate::turns::{busy, part};
+use crate::users::{check_user, is_id, is_user_of, new_user};
 use crate::view::View;
-use crate::x509::random;
 use freeflow_etcd::{EtcdStore, News};
 use freeflow_orchestrator::store::{Committed, Entry, Transaction, Write};
-use freeflow_orchestrator::{Pool, Reason, Refusal, Revision, Store};
+use freeflow_orchestrator::{Pool, Revision, Store};
 use freeflow_verbs::{Duration, Instant};
+use std::collections::btree_map::Entry as MapEntry;
 use std::collections::{BTreeMap, BTreeSet};
+use std::thread::sleep;
+use std::time;
 
 /// Requests that wait; more are passed over until some are answered.
 const PENDING_COUNT_MAX: usize = 256;
@@ -26,14 +31,20 @@ const PENDING_COUNT_MAX: usize = 256;
 const ANSWER_COUNT: usize = 32;
 /// Others may change the same keys at the same time: so often it is begun anew.
 const ATTEMPT_COUNT: usize = 8;
+/// Between two looks whether a host is gone.
+const PAUSE: time::Duration = time::Duration::from_millis(200);
+/// A removal that could not be finished is tried again after this.
+const RETRY: time::Duration = time::Duration::from_secs(10);
+/// Refusals by one token are counted so long, and not told.
+const REFUSALS_TIME: time::Duration = time::Duration::from_secs(60);
 /// An answer that nobody fetches goes after this.
-pub(crate) const MESSAGE_TIME: Duration = Duration(600_000_000_000);
+pub(crate) const MESSAGE_TIME: Duration = Duration(MESSAGE_S * 1_000_000_000);
 /// Addresses of the network `default`, unless the cluster was made with others.
 pub const DEFAULT_POOL: &str = "10.111.0.0/16";
 
-/// Of a request, and of its answer, in the part of joins.
-pub(crate) fn request_key(token: &str, host: &str) -> String {
-    format!("{token}/{host}/request")
+/// Of a request, and of its answer, in the part of a token.
+pub(crate) fn request_key(host: &str) -> String {
+    format!("{host}/request")
 }
 
 /// A request for another certificate, in the part of the host.
@@ -44,8 +55,8 @@ pub(crate) fn renewed_key(host: &str) -> String {
     format!("answers/{host}")
 }
 
-pub(crate) fn answer_key(token: &str, host: &str) -> String {
-    format!("{token}/{host}/answer")
+pub(crate) fn answer_key(host: &str) -> String {
+    format!("{host}/answer")
 }
 
 /// All that waits for a controller.
@@ -59,16 +70,68 @@ pub struct Pending {
     renewals: BTreeMap<String, Entry>,
     /// Hosts that were removed, whose users are still there.
     removed: BTreeSet<String>,
+    /// When those were last looked at that could not be finished.
+    retried_at: Option<time::Instant>,
+    refusals: Refusals,
+    /// More waits in etcd.
+    has_passed_over: bool,
+}
+
+/// Refusals by token, since whoever has one can cause them without end: of each the first is told, then how many there
+/// were.
+#[derive(Default)]
+struct Refusals(BTreeMap<String, Refused>);
+
+struct Refused {
+    told_at: time::Instant,
+    /// Since then.
+    count: u64,
+    last: String,
+}
+
+impl Refusals {
+    /// A line for the log, if this one is told.
+    fn note(&mut self, token: &str, text: String) -> Option<String> {
+        if let Some(there) = self.0.get_mut(token) {
+            (there.count, there.last) = (there.count + 1, text);
+            return None;
+        }
+        self.0.insert(token.to_owned(), Refused { told_at: time::Instant::now(), count: 0, last: String::new() });
+        Some(text)
+    }
+
+    /// Lines about those that were not told, after some time.
+    fn due(&mut self) -> Vec<String> {
+        self.0.retain(|_, there| there.count > 0 || there.told_at.elapsed() < REFUSALS_TIME);
+        let due = self.0.iter_mut().filter(|(_, there)| there.told_at.elapsed() >= REFUSALS_TIME);
+        let line = |(token, there): (&String, &mut Refused)| {
+            let text =
+                format!("{} more requests by token {token} are refused; the last one: {}", there.count, there.last);
+            *there = Refused { told_at: time::Instant::now(), count: 0, last: String::new() };
+            text
+        };
+        due.map(line).collect()
+    }
 }
 
 impl Pending {
     /// Nothing yet.
     pub fn new(root: &str) -> Self {
         let keys = Keys::new(root);
-        let (joins, hosts) = (format!("{}/data/", keys.joins()), format!("{}/data/{HOSTS}", keys.admission()));
+        let (joins, hosts) = (format!("{}/", keys.joins()), format!("{}/data/{HOSTS}", keys.admission()));
         let own = format!("{}hosts/", keys.prefix());
         let (requests, renewals) = (BTreeMap::new(), BTreeMap::new());
-        Self { joins, hosts, own, requests, renewals, removed: BTreeSet::new() }
+        Self {
+            joins,
+            hosts,
+            own,
+            requests,
+            renewals,
+            removed: BTreeSet::new(),
+            retried_at: None,
+            refusals: Refusals::default(),
+            has_passed_over: false,
+        }
     }
 
     /// Takes news in.
@@ -78,6 +141,7 @@ impl Pending {
                 self.requests.clear();
                 self.renewals.clear();
                 self.removed.clear();
+                self.has_passed_over = false;
                 entries.iter().for_each(|entry| self.change(&entry.key, Some(entry)));
             }
             News::Changed(_, changes) => changes.iter().for_each(|(key, entry)| self.change(key, entry.as_ref())),
@@ -89,26 +153,32 @@ impl Pending {
         if let Some(host) = key.strip_prefix(&self.hosts) {
             let read = |entry: &Entry| serde_json::from_slice::<Admitted>(&entry.value).ok();
             match entry.and_then(read).is_some_and(|admitted| admitted.is_removed) {
-                true => self.removed.insert(host.to_owned()),
-                false => self.removed.remove(host),
-            };
+                true => {
+                    self.retried_at = None;
+                    self.removed.insert(host.to_owned());
+                }
+                false => {
+                    self.removed.remove(host);
+                }
+            }
             return;
         }
         if let Some((host, rest)) = key.strip_prefix(&self.own).and_then(|rest| rest.split_once('/')) {
             let is_request = |entry: &&Entry| is_host_name(host) && entry.value.len() <= MESSAGE_BYTES_MAX;
             match entry.filter(is_request) {
                 _ if rest.strip_prefix("data/") != Some(RENEWAL) => {}
-                Some(entry) if self.renewals.len() < PENDING_COUNT_MAX => {
+                Some(entry) if self.renewals.len() < PENDING_COUNT_MAX || self.renewals.contains_key(host) => {
                     self.renewals.insert(host.to_owned(), entry.clone());
                 }
-                _ => {
+                Some(_) => self.has_passed_over = true,
+                None => {
                     self.renewals.remove(host);
                 }
             }
             return;
         }
         let place = key.strip_prefix(&self.joins).and_then(|rest| rest.strip_suffix("/request"));
-        let Some((token, host)) = place.and_then(|rest| rest.split_once('/')) else { return };
+        let Some((token, host)) = place.and_then(|rest| rest.split_once("/data/")) else { return };
         let place = (token.to_owned(), host.to_owned());
         // Other things that somebody with a token writes are nobody's.
         let is_request = |entry: &&Entry| is_id(token) && is_host_name(host) && entry.value.len() <= MESSAGE_BYTES_MAX;
@@ -116,16 +186,25 @@ impl Pending {
             Some(entry) if self.requests.len() < PENDING_COUNT_MAX || self.requests.contains_key(&place) => {
                 self.requests.insert(place, entry.clone());
             }
-            Some(_) => {}
+            Some(_) => self.has_passed_over = true,
             None => {
                 self.requests.remove(&place);
             }
         }
     }
 
-    /// Whether there is nothing to do.
+    /// Whether more waits in etcd than was taken in, and there is room for it: who follows lists all anew then.
+    pub fn is_list_due(&self) -> bool {
+        self.has_passed_over && self.requests.is_empty() && self.renewals.is_empty()
+    }
+
+    /// Whether there is nothing to do just now.
     pub fn is_empty(&self) -> bool {
-        self.requests.is_empty() && self.renewals.is_empty() && self.removed.is_empty()
+        self.requests.is_empty() && self.renewals.is_empty() && !self.is_removal_due()
+    }
+
+    fn is_removal_due(&self) -> bool {
+        !self.removed.is_empty() && self.retried_at.is_none_or(|at| at.elapsed() > RETRY)
     }
 }
 
@@ -156,6 +235,24 @@ impl<'a> Admission<'a> {
         Ok(Self { store: file.store(&file.keys().admission())?, file, view, authority, rights })
     }
 
+    /// Takes away the users of tokens by which nobody joins any more, now and then: a line for the log about each.
+    ///
+    /// # Errors
+    /// etcd did not do it.
+    pub fn sweep(&self) -> Result<Vec<String>, ClusterError> {
+        let Some(rights) = &self.rights else { return Ok(Vec::new()) };
+        let mut said = Vec::new();
+        // Users first: each was made after its token.
+        for id in rights.tokens()? {
+            let (record, _) = read::<TokenRecord>(&self.store, &format!("{TOKENS}{id}"))?;
+            if record.is_none_or(|record| record.is_over(now_s())) && rights.is_own_token(&id)? {
+                rights.take_token(&id)?;
+                said.push(format!("nobody joins by the token {id} any more: its user in etcd is gone"));
+            }
+        }
+        Ok(said)
+    }
+
     /// Does what waits, a bounded part of it: a line for the log about each, and why it ended early, if it did. Then
     /// the rest waits on.
     pub fn run(&mut self, pending: &mut Pending) -> (Vec<String>, Option<ClusterError>) {
@@ -165,11 +262,18 @@ impl<'a> Admission<'a> {
     }
 
     fn run_all(&mut self, pending: &mut Pending, said: &mut Vec<String>) -> Result<(), ClusterError> {
-        while let Some(host) = pending.removed.first().cloned() {
-            if lasting(self.finish_removal(&host), &host, said)?.unwrap_or_default() {
-                said.push(format!("the certificates of host {host}, which was removed, are nobody's now"));
+        said.extend(pending.refusals.due());
+        let removed = if pending.is_removal_due() { pending.removed.clone() } else { BTreeSet::new() };
+        for host in removed {
+            match lasting(self.finish_removal(&host), &host, said)? {
+                Some(is_done) => {
+                    if is_done {
+                        said.push(format!("the certificates of host {host}, which was removed, are nobody's now"));
+                    }
+                    pending.removed.remove(&host);
+                }
+                None => pending.retried_at = Some(time::Instant::now()),
             }
-            pending.removed.remove(&host);
         }
         for _ in 0..ANSWER_COUNT {
             let Some((host, entry)) = pending.renewals.first_key_value() else { break };
@@ -182,37 +286,52 @@ impl<'a> Admission<'a> {
         if pending.requests.is_empty() {
             return Ok(());
         }
-        let mut joins = self.file.store(&self.file.keys().joins())?;
+        // A part for each token.
+        let mut joins = BTreeMap::new();
         for _ in 0..ANSWER_COUNT {
             // The oldest first: nobody can push in.
             let Some((place, entry)) = pending.requests.iter().min_by_key(|(_, entry)| entry.modified) else { break };
             let ((token, host), entry) = (place.clone(), entry.clone());
-            let answered = self.answer(&mut joins, (&token, &host), &entry);
-            let text = lasting(answered, &host, said)?.flatten();
-            said.extend(text);
+            let store = match joins.entry(token.clone()) {
+                MapEntry::Occupied(there) => there.into_mut(),
+                MapEntry::Vacant(place) => place.insert(self.file.store(&self.file.keys().joins_by(&token))?),
+            };
+            let answered = self.answer(store, (&token, &host), &entry);
+            match lasting(answered, &host, said)?.flatten() {
+                Some(Ok(text)) => said.push(text),
+                Some(Err(text)) => said.extend(pending.refusals.note(&token, text)),
+                None => {}
+            }
             pending.requests.remove(&(token, host));
         }
         Ok(())
     }
 
-    /// Answers a request; `None`: another controller was faster, or the host has asked anew.
+    /// Answers a request: that the host is admitted, or that it is refused. `None`: another controller was faster, or
+    /// the host has asked anew; or nobody has asked, and there is nobody to answer.
     fn answer(
         &mut self,
         joins: &mut EtcdStore,
         (token, host): (&str, &str),
         entry: &Entry,
-    ) -> Result<Option<String>, ClusterError> {
+    ) -> Result<Option<Result<String, String>>, ClusterError> {
+        let asked = request_key(host);
+        let compares = vec![compare(&asked, Some(entry.modified))];
+        let remove = Write { key: asked, value: None, lease: None };
+        let (record, _) = read::<TokenRecord>(&self.store, &format!("{TOKENS}{token}"))?;
+        if record.is_some_and(|record| Request::read(&entry.value, (token, &record), host).is_err()) {
+            joins.commit(&Transaction { compares, writes: vec![remove] })?;
+            return Ok(None);
+        }
         let outcome = outcome_of(self.admit_bearer(token, host, &entry.value))?;
         let text = match &outcome {
-            Ok(welcome) => format!("host {host} is admitted by token {token}, with addresses {}", welcome.range),
-            Err(why) => format!("host {host} is refused, by token {token}: {why}"),
+            Ok(welcome) => Ok(format!("host {host} is admitted by token {token}, with addresses {}", welcome.range)),
+            Err(why) => Err(format!("host {host} is refused, by token {token}: {why}")),
         };
         let value = Some(answer(self.authority.as_ref(), token, &entry.value, outcome)?);
         let lease = Some(joins.grant(Instant(0), MESSAGE_TIME)?);
-        let asked = request_key(token, host);
-        let compares = vec![compare(&asked, Some(entry.modified))];
-        let answered = Write { key: answer_key(token, host), value, lease };
-        let writes = vec![Write { key: asked, value: None, lease: None }, answered];
+        let answered = Write { key: answer_key(host), value, lease };
+        let writes = vec![remove, answered];
         let done = joins.commit(&Transaction { compares, writes })?;
         Ok(matches!(done, Committed::Done(_)).then_some(text))
     }
@@ -252,19 +371,15 @@ impl<'a> Admission<'a> {
             let (record, modified) = read::<TokenRecord>(&self.store, &key)?;
             let record = record.ok_or_else(|| refused(no_token(token)))?;
             let request = Request::read(bytes, (token, &record), host).map_err(refused)?;
-            let there = self.there(host)?;
-            let case = Case {
-                request: &request,
-                token: &record,
-                there: there.0.as_ref(),
-                is_recorded: self.view.hosts().contains_key(host),
-                now_s: now_s(),
-            };
+            let (there, before, is_recorded) = self.there(host)?;
+            let case = Case { request: &request, token: &record, there: there.as_ref(), is_recorded, now_s: now_s() };
             let bearer = Bearer { host, public_key: &request.public_key, token: Some(token) };
             let admitted = match (decide(&case).map_err(refused)?, there) {
-                (Decision::Known, (Some(admitted), _)) => admitted,
-                (Decision::Known, _) => continue,
-                (Decision::New(record), (_, before)) => {
+                (Decision::Known, Some(admitted)) => admitted,
+                (Decision::Known, None) => continue,
+                (Decision::New(record), _) => {
+                    // Before the use is taken.
+                    Controller::check_default(&self.file, self.view, self.pool()?.0, host)?;
                     let admitted = new_host(&bearer)?;
                     let name = format!("{HOSTS}{host}");
                     let compares = vec![compare(&key, modified), compare(&name, before)];
@@ -288,10 +403,9 @@ impl<'a> Admission<'a> {
         let public_key = crate::token::public_text(public_key);
         let bearer = Bearer { host, public_key: &public_key, token: None };
         for _ in 0..ATTEMPT_COUNT {
-            let (there, before) = self.there(host)?;
-            let is_recorded = self.view.hosts().contains_key(host);
+            let (there, before, is_recorded) = self.there(host)?;
             let admitted = match there {
-                Some(there) if there.public_key == public_key => there,
+                Some(there) if there.public_key == public_key && !there.is_removed => there,
                 None if !is_recorded => {
                     let (admitted, name) = (new_host(&bearer)?, format!("{HOSTS}{host}"));
                     let (compares, writes) = (vec![compare(&name, before)], vec![write(name, &admitted)]);
@@ -307,43 +421,70 @@ impl<'a> Admission<'a> {
         Err(busy())
     }
 
-    /// The host of a name, if it was admitted and is not removed, and when that was written.
-    fn there(&mut self, host: &str) -> Result<(Option<Admitted>, Option<Revision>), ClusterError> {
-        let key = format!("{HOSTS}{host}");
-        match read::<Admitted>(&self.store, &key)? {
-            (Some(admitted), _) if admitted.is_removed => {
-                self.finish_removal(host)?;
-                Ok(read(&self.store, &key)?)
-            }
-            there => Ok(there),
-        }
-    }
-
-    /// Whether this controller has finished it.
-    fn finish_removal(&mut self, host: &str) -> Result<bool, ClusterError> {
+    /// The host of a name, if it was admitted and is not removed; when that was written; and whether a host speaks
+    /// under the name, whoever let it in.
+    fn there(&mut self, host: &str) -> Result<(Option<Admitted>, Option<Revision>, bool), ClusterError> {
         let key = format!("{HOSTS}{host}");
         let (admitted, modified) = read::<Admitted>(&self.store, &key)?;
-        let Some(admitted) = admitted.filter(|admitted| admitted.is_removed) else { return Ok(false) };
-        if let Some(rights) = &self.rights {
-            rights.take_host(&admitted.user)?;
+        let is_recorded = self.view.hosts().contains_key(host);
+        if !admitted.as_ref().is_some_and(|admitted| admitted.is_removed) {
+            return Ok((admitted, modified, is_recorded));
         }
+        // News of that are still to come.
+        let is_recorded = !self.finish_removal(host)? && is_recorded;
+        let (admitted, modified) = read(&self.store, &key)?;
+        Ok((admitted, modified, is_recorded))
+    }
+
+    /// Whether this controller has finished it. First the host's user, so that it writes no more; then all that it has
+    /// written, and all that it was given; its name is free last. Each of these only as long as that is so: another
+    /// controller may have finished, and the next host of the name may be in.
+    fn finish_removal(&mut self, host: &str) -> Result<bool, ClusterError> {
+        let (key, keys) = (format!("{HOSTS}{host}"), self.file.keys());
+        let (admitted, modified) = read::<Admitted>(&self.store, &key)?;
+        let removed = admitted.filter(|admitted| admitted.is_removed).zip(modified);
+        let Some((admitted, modified)) = removed else { return Ok(false) };
+        // A name that is no user of its was never one: nothing is deleted by it, and the rest goes as well.
+        if let Some(rights) = self.rights.as_ref().filter(|_| is_user_of(&admitted.user, host)) {
+            rights.take_host(&admitted.user, host)?;
+        }
+        let whole = format!("{}/data/{key}", keys.admission());
+        let guard = Some((whole.as_str(), modified));
+        // A controller has no right to what another host writes; etcd's root has.
+        if !part(&self.file.as_root(), &keys.host(host), guard)?.delete_all()? {
+            return Ok(false);
+        }
+        Controller::release(&self.file, host, guard)?;
+        places::release(&self.file, host, guard)?;
         let writes = vec![Write { key: key.clone(), value: None, lease: None }];
-        let done = self.store.commit(&Transaction { compares: vec![compare(&key, modified)], writes })?;
+        let done = self.store.commit(&Transaction { compares: vec![compare(&key, Some(modified))], writes })?;
         Ok(matches!(done, Committed::Done(_)))
     }
 
     fn welcome(&self, bearer: &Bearer<'_>, admitted: &Admitted, is_controller: bool) -> Result<Welcome, ClusterError> {
         if let Some(rights) = &self.rights {
             rights.give_host(&admitted.user, bearer.host, is_controller)?;
+            // Another controller may have taken the user away meanwhile, and now it is there again, for whoever has a
+            // certificate of that name.
+            let (there, _) = read::<Admitted>(&self.store, &format!("{HOSTS}{}", bearer.host))?;
+            if there.is_none_or(|there| there.is_removed || there.user != admitted.user) {
+                rights.take_host(&admitted.user, bearer.host)?;
+                return Err(refused(format!("an operator has removed the host {} just now", bearer.host)));
+            }
         }
         self.certified(bearer, admitted)
     }
 
-    fn certified(&self, bearer: &Bearer<'_>, admitted: &Admitted) -> Result<Welcome, ClusterError> {
+    /// Addresses of the network `default`.
+    fn pool(&self) -> Result<(Pool, String), ClusterError> {
         let pool = self.view.identity()?.pool.clone().unwrap_or_else(|| DEFAULT_POOL.into());
-        let parsed: Pool = pool.parse().map_err(|_| {
-            ClusterError::Damaged(format!("the cluster's addresses of default, {pool:?}, are no range"))
-        })?;
+        let damaged = |_| ClusterError::Damaged(format!("the cluster's addresses of default, {pool:?}, are no range"));
+        Ok((pool.parse().map_err(damaged)?, pool))
+    }
+
+    fn certified(&self, bearer: &Bearer<'_>, admitted: &Admitted) -> Result<Welcome, ClusterError> {
+        check_user(&admitted.user, bearer.host)?;
+        let (parsed, pool) = self.pool()?;
         let range = Controller::give_default(&self.file, self.view, parsed, bearer.host)?;
         let expires_s = now_s() + HOST_S;
         let key = public_key(bearer.public_key).ok_or_else(|| refused("its public key is none".into()))?;
@@ -377,32 +518,53 @@ fn lasting<T>(done: Result<T, ClusterError>, host: &str, said: &mut Vec<String>)
 fn new_host(bearer: &Bearer<'_>) -> Result<Admitted, ClusterError> {
     Ok(Admitted {
         public_key: bearer.public_key.into(),
-        // No name of a host makes it root, or another host.
-        user: format!("host-{}-{}", bearer.host, digits(&random::<8>()?)),
+        user: new_user(bearer.host)?,
         token: bearer.token.map(str::to_owned),
         at_s: now_s(),
         is_removed: false,
     })
 }
 
-fn busy() -> ClusterError {
-    Refusal::new(Reason::Conflict, "others change the same keys of the cluster all the time; try again").into()
-}
-
-/// Notes that a host was removed: a controller takes its user away. Whether it had been admitted.
-pub(crate) fn remove_host(file: &ClusterFile, host: &str) -> Result<bool, ClusterError> {
+/// Notes that a host was removed: a controller takes its user away, and then all that it has written. `None`: it had
+/// not been admitted.
+pub(crate) fn remove_host(file: &ClusterFile, host: &str) -> Result<Option<Admitted>, ClusterError> {
     let mut store = file.store(&file.keys().admission())?;
     let key = format!("{HOSTS}{host}");
     for _ in 0..ATTEMPT_COUNT {
         let (admitted, modified) = read::<Admitted>(&store, &key)?;
-        let Some(admitted) = admitted else { return Ok(false) };
-        let writes = vec![write(key.clone(), &Admitted { is_removed: true, ..admitted })];
+        let Some(admitted) = admitted else { return Ok(None) };
+        let admitted = Admitted { is_removed: true, ..admitted };
+        let writes = vec![write(key.clone(), &admitted)];
         let done = store.commit(&Transaction { compares: vec![compare(&key, modified)], writes })?;
         if matches!(done, Committed::Done(_)) {
-            return Ok(true);
+            return Ok(Some(admitted));
         }
     }
     Err(busy())
+}
+
+/// Waits until a controller has taken the user of a host that was removed; whether it has.
+pub(crate) fn is_taken(file: &ClusterFile, host: &str, user: &str, wait: time::Duration) -> Result<bool, ClusterError> {
+    let store = file.store(&file.keys().admission())?;
+    let begin = time::Instant::now();
+    loop {
+        let (there, _) = read::<Admitted>(&store, &format!("{HOSTS}{host}"))?;
+        // Another machine may have the name by now.
+        if there.is_none_or(|there| there.user != user) {
+            return Ok(true);
+        }
+        if begin.elapsed() > wait {
+            return Ok(false);
+        }
+        sleep(PAUSE);
+    }
+}
+
+/// The token of this name, if hosts can still join by it: how many.
+pub(crate) fn uses_left(file: &ClusterFile, token: &str) -> Result<Option<u32>, ClusterError> {
+    let store = file.store(&file.keys().admission())?;
+    let (record, _) = read::<TokenRecord>(&store, &format!("{TOKENS}{token}"))?;
+    Ok(record.filter(|record| record.uses_left > 0 && record.expires_s > now_s()).map(|record| record.uses_left))
 }
 
 #[cfg(test)]
@@ -422,13 +584,13 @@ mod tests {
     fn a_bounded_number_of_requests_waits_and_nothing_else() {
         let mut pending = Pending::new("/freeflow");
         for key in [
-            "/freeflow/joins/data/0123456789ab/h1/answer",
-            "/freeflow/joins/data/0123456789ab/h1",
-            "/freeflow/joins/data/0123456789ab/../request",
-            "/freeflow/joins/data/0123456789ab/a/b/request",
-            "/freeflow/joins/data/not-a-token/h1/request",
-            "/freeflow/joins/receipts/0123456789ab/h1/request",
-            "/freeflower/joins/data/0123456789ab/h1/request",
+            "/freeflow/joins/0123456789ab/data/h1/answer",
+            "/freeflow/joins/0123456789ab/data/h1",
+            "/freeflow/joins/0123456789ab/data/../request",
+            "/freeflow/joins/0123456789ab/data/a/b/request",
+            "/freeflow/joins/not-a-token/data/h1/request",
+            "/freeflow/joins/0123456789ab/receipts/h1/request",
+            "/freeflower/joins/0123456789ab/data/h1/request",
             "/freeflow/hosts/h1/data/record",
             "/freeflow/hosts/h1/renewal",
             "/freeflow/hosts/../data/renewal",
@@ -437,7 +599,7 @@ mod tests {
             changed(&mut pending, key, Some(entry(key, 3)));
             assert!(pending.is_empty(), "{key}");
         }
-        let key = "/freeflow/joins/data/0123456789ab/h1/request";
+        let key = "/freeflow/joins/0123456789ab/data/h1/request";
         changed(&mut pending, key, Some(entry(key, MESSAGE_BYTES_MAX + 1)));
         assert!(pending.is_empty(), "one that is too long");
         changed(&mut pending, key, Some(entry(key, 3)));
@@ -445,14 +607,39 @@ mod tests {
         changed(&mut pending, key, None);
         assert!(pending.is_empty(), "it was answered");
         for number in 0..2 * PENDING_COUNT_MAX {
-            for key in [format!("joins/data/0123456789ab/h{number}/request"), format!("hosts/h{number}/data/renewal")] {
+            for key in [format!("joins/0123456789ab/data/h{number}/request"), format!("hosts/h{number}/data/renewal")] {
                 let key = format!("/freeflow/{key}");
                 changed(&mut pending, &key, Some(entry(&key, 3)));
             }
         }
         assert_eq!((pending.requests.len(), pending.renewals.len()), (PENDING_COUNT_MAX, PENDING_COUNT_MAX));
+        // One that has changed is the one that waits, and those that were passed over are looked at when there is room.
+        let renewal = "/freeflow/hosts/h7/data/renewal";
+        changed(&mut pending, renewal, Some(entry(renewal, 4)));
+        assert_eq!(pending.renewals.get("h7").map(|entry| entry.value.len()), Some(4));
+        assert!(!pending.is_list_due());
+        pending.requests.clear();
+        pending.renewals.clear();
+        assert!(pending.is_list_due());
         pending.take(&News::Listed(Revision(3), vec![entry(key, 3)]));
-        assert_eq!((pending.requests.len(), pending.renewals.len()), (1, 0));
+        assert_eq!((pending.requests.len(), pending.renewals.len(), pending.is_list_due()), (1, 0, false));
+    }
+
+    #[test]
+    fn refusals_by_one_token_are_counted() {
+        let mut refusals = Refusals::default();
+        assert_eq!(refusals.note("t", "no".into()), Some("no".into()));
+        assert_eq!((refusals.note("t", "no".into()), refusals.note("t", "never".into())), (None, None));
+        assert_eq!((refusals.note("u", "no".into()), refusals.due()), (Some("no".into()), Vec::new()));
+        let past = |refusals: &mut Refusals| {
+            let then = time::Instant::now().checked_sub(REFUSALS_TIME).expect("the machine has run for longer");
+            refusals.0.values_mut().for_each(|there| there.told_at = then);
+        };
+        past(&mut refusals);
+        assert_eq!(refusals.due(), ["2 more requests by token t are refused; the last one: never"]);
+        assert_eq!(refusals.due(), Vec::<String>::new());
+        past(&mut refusals);
+        assert_eq!((refusals.due(), refusals.0.len()), (Vec::new(), 0));
     }
 
     #[test]

@@ -1,7 +1,10 @@
 //! The authority of a cluster: its key signs the certificates by which etcd and the hosts know each other, and the
 //! answers to hosts that join.
+//!
+//! etcd's members know each other by an authority of their own. Whoever has a certificate that a member takes from
+//! another one is etcd's root, whatever name is in it: members ask each other for no rights.
 use crate::ClusterError;
-use crate::file::{ClusterFile, Wire};
+use crate::file::{AuthorityFile, ClusterFile, Wire};
 use crate::records::now_s;
 use crate::x509::{Issuer, Key, Subject};
 use serde_json::json;
@@ -12,10 +15,13 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 const COMMON_NAME: &str = "FreeFlow cluster authority";
+const PEER_COMMON_NAME: &str = "FreeFlow etcd peer authority";
+/// Names of their files.
+const OWN: &str = "ca";
+const OF_PEERS: &str = "peer-ca";
 /// etcd's user that may do everything, and those of FreeFlow.
 pub(crate) const ROOT_USER: &str = "root";
 pub(crate) const OPERATOR_USER: &str = "operator";
-pub(crate) const JOIN_USER: &str = "join";
 
 const DAY_S: u64 = 86_400;
 const YEAR_S: u64 = 365 * DAY_S;
@@ -38,15 +44,30 @@ impl Authority {
         let read = |path: &Path| fs::read_to_string(path).map_err(|error| bad(path, &error.to_string()));
         let issuer = Issuer::of_pem(&read(certificate)?)
             .ok_or_else(|| bad(certificate, "it is no certificate of a key of the kind P-256"))?;
-        let mode = fs::metadata(key).map_err(|error| bad(key, &error.to_string()))?.mode();
-        if mode & 0o077 != 0 {
-            return Err(bad(key, "others may read or write it, so it is no secret: chmod 600"));
-        }
+        check_secret(key)?;
         let signing = Key::from_pem(&read(key)?).map_err(|error| bad(key, &error.to_string()))?;
         if signing.public() != issuer.public_key {
             return Err(bad(key, &format!("it is not the key of {}", certificate.display())));
         }
         Ok(Self { issuer, key: signing })
+    }
+
+    /// A new one, with its files in a directory: `NAME.key` and `NAME.pem`.
+    fn make(directory: &Path, name: &str, common_name: &str, now: u64) -> Result<Self, ClusterError> {
+        let key = Key::generate()?;
+        let issuer = Issuer::new(common_name, &key);
+        let subject = Subject {
+            common_name,
+            public_key: key.public(),
+            is_authority: true,
+            addresses: &[],
+            from_s: now,
+            until_s: now + AUTHORITY_S,
+        };
+        let own = issuer.issue(&key, &subject)?;
+        put(&directory.join(format!("{name}.key")), &key.pem(), 0o600)?;
+        put(&directory.join(format!("{name}.pem")), &own, 0o644)?;
+        Ok(Self { issuer, key })
     }
 
     /// A client's certificate, for a public key.
@@ -67,6 +88,15 @@ impl Authority {
 
     pub fn sign(&self, message: &[u8]) -> Result<Vec<u8>, ClusterError> {
         self.key.sign(message)
+    }
+}
+
+/// Whether the file of a private key is its owner's alone.
+pub(crate) fn check_secret(path: &Path) -> Result<(), ClusterError> {
+    let bad = |why: &str| ClusterError::File(format!("{}: {why}", path.display()));
+    match fs::metadata(path).map_err(|error| bad(&error.to_string()))?.mode() & 0o077 {
+        0 => Ok(()),
+        _ => Err(bad("others may read or write it, so it is no secret: chmod 600")),
     }
 }
 
@@ -110,31 +140,22 @@ impl AuthorityFiles<'_> {
     }
 
     fn fill(&self, directory: &Path) -> Result<(), ClusterError> {
-        let (key, now) = (Key::generate()?, now_s());
-        let issuer = Issuer::new(COMMON_NAME, &key);
-        let subject = Subject {
-            common_name: COMMON_NAME,
-            public_key: key.public(),
-            is_authority: true,
-            addresses: &[],
-            from_s: now,
-            until_s: now + AUTHORITY_S,
-        };
-        let own = issuer.issue(&key, &subject)?;
-        put(&directory.join("ca.key"), &key.pem(), 0o600)?;
-        put(&directory.join("ca.pem"), &own, 0o644)?;
-        let authority = Authority { issuer, key };
-        let pair = |name: &str, common_name: &str, addresses: &[IpAddr]| {
+        let now = now_s();
+        let authority = Authority::make(directory, OWN, COMMON_NAME, now)?;
+        let of_peers = Authority::make(directory, OF_PEERS, PEER_COMMON_NAME, now)?;
+        let pair = |authority: &Authority, name: &str, common_name: &str, addresses: &[IpAddr]| {
             let key = Key::generate()?;
             put(&directory.join(format!("{name}.key")), &key.pem(), 0o600)?;
             let certificate = authority.issue(common_name, key.public(), addresses, now + OWN_S)?;
             put(&directory.join(format!("{name}.pem")), &certificate, 0o644)
         };
         for address in self.members {
-            pair(&member_name(*address), &member_name(*address), &[*address])?;
+            let name = member_name(*address);
+            pair(&authority, &name, &name, &[*address])?;
+            pair(&of_peers, &format!("{name}-peer"), &name, &[*address])?;
         }
-        pair(ROOT_USER, ROOT_USER, &[])?;
-        pair(OPERATOR_USER, OPERATOR_USER, &[])?;
+        pair(&authority, ROOT_USER, ROOT_USER, &[])?;
+        pair(&authority, OPERATOR_USER, OPERATOR_USER, &[])?;
         let mut file = json!({"etcd": self.urls(), "cacert": "ca.pem", "root": self.root, "wire": self.wire});
         let write = |name: &str, file: &serde_json::Value| put(&directory.join(name), &format!("{file:#}\n"), 0o600);
         let with = |fields: serde_json::Value, file: &mut serde_json::Value| {
@@ -168,7 +189,11 @@ pub fn member_name(address: IpAddr) -> String {
 
 /// The authority that a controller's file names.
 pub(crate) fn of_file(file: &ClusterFile) -> Result<Option<Authority>, ClusterError> {
-    file.authority.as_ref().map(|files| Authority::open(&files.cert, &files.key)).transpose()
+    let open = |files: &AuthorityFile| {
+        check_secret(&files.root_key)?;
+        Authority::open(&files.cert, &files.key)
+    };
+    file.authority.as_ref().map(open).transpose()
 }
 
 #[cfg(test)]
@@ -216,7 +241,8 @@ pub(crate) mod tests {
         assert!(of_file(&controller).expect("its keys").is_some());
         let operator = ClusterFile::read(&one.join("operator.json")).expect("a cluster file");
         assert_eq!((operator.as_own().cert, operator.authority), (Some(one.join("operator.pem")), None));
-        for name in ["ca", "root", "operator", "etcd-192.0.2.1", "etcd-2001-db8--1"] {
+        let of_members = ["etcd-192.0.2.1", "etcd-2001-db8--1", "etcd-192.0.2.1-peer", "etcd-2001-db8--1-peer"];
+        for name in ["ca", "peer-ca", "root", "operator"].into_iter().chain(of_members) {
             let mode = fs::metadata(one.join(format!("{name}.key"))).expect("its key").permissions().mode();
             assert!(mode & 0o077 == 0 && one.join(format!("{name}.pem")).exists(), "{name}");
         }
@@ -235,5 +261,11 @@ pub(crate) mod tests {
         assert!(error(one.join("ca.key"), one.join("ca.key")).contains("no certificate"));
         fs::set_permissions(one.join("ca.key"), fs::Permissions::from_mode(0o640)).expect("changed");
         assert!(error(one.join("ca.pem"), one.join("ca.key")).contains("chmod 600"));
+        // etcd's root as well.
+        let file = ClusterFile::read(&other.join(CONTROLLER_FILE)).expect("a cluster file");
+        assert!(of_file(&file).is_ok());
+        fs::set_permissions(other.join("root.key"), fs::Permissions::from_mode(0o604)).expect("changed");
+        let error = of_file(&file).err().expect("refused").to_string();
+        assert!(error.contains("root.key") && error.contains("chmod 600"), "{error}");
     }
 }

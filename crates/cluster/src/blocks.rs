@@ -2,7 +2,8 @@
 use crate::ClusterError;
 use crate::file::ClusterFile;
 use crate::keys::block_key;
-use crate::turns::{WRITE_COUNT_MAX, commit, commit_in_turn, serial_in};
+use crate::peers::own_ranges;
+use crate::turns::{Guard, RELEASE_COUNT, WRITE_COUNT_MAX, busy, commit, commit_in_turn, part, serial_in};
 use crate::view::{View, block_in, state_of};
 use freeflow_orchestrator::store::Entry;
 use freeflow_orchestrator::{DEFAULT_NETWORK, NetworkEntry, Pool, Reason, Refusal, Revision, State, Store};
@@ -133,6 +134,26 @@ fn due(view: &View, (declared, since): Declared<'_>, blocks: &Blocks) -> DueBloc
     due
 }
 
+/// A host's block of `default`: the one that it has, else a free one. A host that has a block has that, whatever it
+/// says of itself; others were given their ranges by hand, as far as they are believed.
+fn default_block(view: &View, pool: Pool, host: &str, blocks: &Blocks) -> Result<Pool, ClusterError> {
+    let block_of = |host: &str| blocks.get(&(DEFAULT_NETWORK.to_owned(), host.to_owned())).copied();
+    if let Some(block) = block_of(host).filter(|block| pool.encloses(*block)) {
+        return Ok(block);
+    }
+    let declared = view.declared()?;
+    let by_hand = own_ranges(view, &declared).into_iter().filter(|(of, _)| *of != host && block_of(of).is_none());
+    let by_hand = by_hand.filter_map(|(_, range)| range.to_string().parse().ok());
+    let given = blocks.iter().filter(|((network, of), _)| network == DEFAULT_NETWORK && of != host);
+    let given = given.map(|(_, block)| *block);
+    let taken: Vec<Pool> = given.chain(by_hand).chain(declared.networks().map(|network| network.pool)).collect();
+    let full = || {
+        let text = format!("no block of {pool} is left for {host}, each is a host's: remove one that is gone");
+        Refusal::new(Reason::Exhausted, text).into()
+    };
+    free_block(pool, &taken).ok_or_else(full)
+}
+
 impl Controller {
     /// Gives and takes back what is due. The networks that have no block left for some host.
     ///
@@ -166,41 +187,49 @@ impl Controller {
     /// # Errors
     /// `Refused`: there is none left. etcd did not do it.
     pub(crate) fn give_default(file: &ClusterFile, view: &View, pool: Pool, host: &str) -> Result<Pool, ClusterError> {
-        // Ranges that hosts were given by hand, and networks' addresses.
-        let of_hosts = view.hosts().iter().filter(|(name, _)| *name != host);
-        let of_hosts = of_hosts.filter_map(|(_, (_, record))| record.default_range.parse().ok());
-        let declared = view.declared()?;
-        let not_free: Vec<Pool> = of_hosts.chain(declared.networks().map(|network| network.pool)).collect();
         let mut store = file.store(&file.keys().blocks())?;
         for _ in 0..ATTEMPT_COUNT {
             let listing = store.list("", None)?;
             let blocks = blocks_in(&listing.entries);
-            let there = blocks.get(&(DEFAULT_NETWORK.to_owned(), host.to_owned()));
-            if let Some(block) = there.filter(|block| pool.encloses(**block)) {
-                return Ok(*block);
+            let there = blocks.get(&(DEFAULT_NETWORK.to_owned(), host.to_owned())).copied();
+            let block = default_block(view, pool, host, &blocks)?;
+            if there == Some(block) {
+                return Ok(block);
             }
-            let of_default = blocks.iter().filter(|((network, of), _)| network == DEFAULT_NETWORK && of != host);
-            let taken: Vec<Pool> = of_default.map(|(_, block)| *block).chain(not_free.iter().copied()).collect();
-            let block = free_block(pool, &taken).ok_or_else(|| {
-                let text = format!("no block of {pool} is left for {host}, each is a host's: remove one that is gone");
-                Refusal::new(Reason::Exhausted, text)
-            })?;
             let writes = vec![(block_key(DEFAULT_NETWORK, host), Some(block))];
             if commit(&mut store, writes.into_iter().map(encoded), serial_in(&listing.entries))? {
                 return Ok(block);
             }
         }
-        Err(Refusal::new(Reason::Conflict, "others change the blocks all the time; try again").into())
+        Err(busy())
     }
 
-    /// All blocks of a host are free again: it is gone for good.
+    /// Whether there is a block of `default` for the host, so that it is not let in without one.
     ///
     /// # Errors
-    /// etcd did not do it.
-    pub(crate) fn release(file: &ClusterFile, host: &str) -> Result<usize, ClusterError> {
-        let mut store = file.store(&file.keys().blocks())?;
+    /// `Refused`: there is none left. etcd does not answer.
+    pub(crate) fn check_default(file: &ClusterFile, view: &View, pool: Pool, host: &str) -> Result<(), ClusterError> {
+        let entries = file.store(&file.keys().blocks())?.list("", None)?.entries;
+        default_block(view, pool, host, &blocks_in(&entries)).map(drop)
+    }
+
+    /// How many blocks a host has.
+    ///
+    /// # Errors
+    /// etcd does not answer.
+    pub(crate) fn count_of(file: &ClusterFile, host: &str) -> Result<usize, ClusterError> {
+        let entries = file.store(&file.keys().blocks())?.list("", None)?.entries;
+        Ok(blocks_in(&entries).keys().filter(|(_, of)| of == host).count())
+    }
+
+    /// All blocks of a host are free again: it is gone for good. How many there were.
+    ///
+    /// # Errors
+    /// etcd did not do it, or the guard forbids it.
+    pub(crate) fn release(file: &ClusterFile, host: &str, guard: Option<Guard<'_>>) -> Result<usize, ClusterError> {
+        let mut store = part(file, &file.keys().blocks(), guard)?;
         let mut count = 0;
-        loop {
+        for _ in 0..RELEASE_COUNT {
             let listing = store.list("", None)?;
             let serial = serial_in(&listing.entries);
             let blocks = blocks_in(&listing.entries);
@@ -215,6 +244,7 @@ impl Controller {
                 }
             }
         }
+        Err(busy())
     }
 }
 

@@ -21,7 +21,7 @@ pub(crate) const CLAIM_TIME: Duration = Duration::from_secs(3 * CLAIM_BEAT.as_se
 /// After a failure.
 const RETRY: Duration = Duration::from_secs(3);
 
-/// News of all keys of a cluster, by a thread of its own. It ends with this.
+/// News of the keys of a cluster, by a thread of its own. It ends with this.
 pub struct Follow {
     /// `None`: woken for something else.
     news: Receiver<Option<News>>,
@@ -44,12 +44,18 @@ fn no_thread(error: &std::io::Error) -> ClusterError {
 }
 
 impl Follow {
-    /// Begins to follow.
+    /// Begins to follow: all that concerns each host; and what bearers of tokens ask, where they are admitted here.
+    /// Others don't keep that: whoever has a token could fill their memory.
     ///
     /// # Errors
     /// Certificates that can't be used, or no thread.
     pub fn start(file: &ClusterFile) -> Result<Self, ClusterError> {
-        let (endpoints, prefix) = (file.endpoints()?, file.keys().prefix());
+        Self::start_of(file, file.admits())
+    }
+
+    /// The same, with or without what is asked.
+    pub(crate) fn start_of(file: &ClusterFile, admits: bool) -> Result<Self, ClusterError> {
+        let (endpoints, prefix, parts) = (file.endpoints()?, file.keys().prefix(), file.keys().followed(admits));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| no_thread(&error))?;
         let client = {
@@ -60,7 +66,7 @@ impl Follow {
         let waker = sender.clone();
         let body = move || {
             runtime.block_on(async move {
-                let mut from = Follower::spawn(client, &prefix);
+                let mut from = Follower::spawn_of(client, &prefix, parts);
                 while let Some(news) = from.recv().await {
                     if sender.send(Some(news)).is_err() {
                         return;

@@ -1,13 +1,14 @@
 //! A host that joins, by a token or, as a controller, by its own keys.
 use crate::ClusterError;
 use crate::admission::{Admission, MESSAGE_TIME, RENEWAL, answer_key, renewed_key, request_key};
+use crate::authority::check_secret;
 use crate::file::ClusterFile;
 use crate::joining::{Request, Welcome, read_answer, refused};
-use crate::keys::Keys;
 use crate::operator::Operator;
 use crate::records::now_s;
 use crate::token::Token;
-use crate::x509::{Issuer, Key};
+use crate::users::digits;
+use crate::x509::{Issuer, Key, random};
 use freeflow_orchestrator::Store;
 use freeflow_orchestrator::store::{StoreError, Transaction, Write};
 use freeflow_verbs::Instant;
@@ -25,26 +26,47 @@ const PAUSE: Duration = Duration::from_millis(200);
 pub struct HostKey(Key);
 
 impl HostKey {
-    /// From its file.
+    /// From its file. Of several processes that find none, one makes it, and all have that.
     ///
     /// # Errors
-    /// `File`: it can't be read or written, or is something else.
+    /// `File`: it can't be read or written, is something else, or others may read it.
     pub fn of(path: &Path) -> Result<Self, ClusterError> {
         let bad = |why: String| ClusterError::File(format!("{}: {why}", path.display()));
-        match fs::read_to_string(path) {
-            Ok(text) => return Key::from_pem(&text).map(Self).map_err(|error| bad(error.to_string())),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(bad(error.to_string())),
+        if let Some(key) = Self::read(path)? {
+            return Ok(key);
         }
         let key = Key::generate()?;
-        let file = File::options().write(true).create_new(true).mode(0o600).open(path);
-        let written = file.and_then(|mut file| file.write_all(key.pem().as_bytes()).and_then(|()| file.sync_all()));
-        written.map_err(|error| {
-            let _ = fs::remove_file(path);
-            bad(error.to_string())
-        })?;
-        Ok(Self(key))
+        match write_whole(path, key.pem().as_bytes()) {
+            Ok(()) => Ok(Self(key)),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                Self::read(path)?.ok_or_else(|| bad("it was there a moment ago".into()))
+            }
+            Err(error) => Err(bad(error.to_string())),
+        }
     }
+
+    fn read(path: &Path) -> Result<Option<Self>, ClusterError> {
+        let bad = |why: String| ClusterError::File(format!("{}: {why}", path.display()));
+        match fs::read_to_string(path) {
+            Ok(text) => {
+                check_secret(path)?;
+                Key::from_pem(&text).map(|key| Some(Self(key))).map_err(|error| bad(error.to_string()))
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(bad(error.to_string())),
+        }
+    }
+}
+
+/// A file that is not there yet, and nobody sees half of.
+fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let digits = digits(&random::<8>().map_err(|error| io::Error::other(error.to_string()))?);
+    let own = path.with_extension(format!("{digits}.new"));
+    let mut file = File::options().write(true).create_new(true).mode(0o600).open(&own)?;
+    let done = file.write_all(bytes).and_then(|()| file.sync_all()).and_then(|()| fs::hard_link(&own, path));
+    // It was made here a moment ago.
+    let _ = fs::remove_file(&own);
+    done
 }
 
 /// Asks to be let in, by a token, and waits for a controller's answer.
@@ -66,12 +88,16 @@ pub fn join(token: &Token, host: &str, key: &HostKey, wait: Duration) -> Result<
     };
     let public = authority.as_ref().map(|issuer| issuer.public_key.as_slice());
     let request = Request::new(host, key.0.public(), now)?.sign(token)?;
-    let mut store = token.store(&Keys::new(&token.root).joins())?;
-    let (asked, answered) = (request_key(&token.id, host), answer_key(&token.id, host));
+    let mut store = token.store()?;
+    let (asked, answered) = (request_key(host), answer_key(host));
     let denied = |error: StoreError| match error {
-        StoreError::Broken(why) if why.contains("permission denied") || why.contains("user name not found") => refused(
-            format!("{why}: this etcd has no cluster that is joined by tokens: freeflow cluster init makes one"),
-        ),
+        StoreError::Broken(why) if why.contains("permission denied") || why.contains("user name not found") => {
+            refused(format!(
+                "etcd lets nobody in by the token {} ({why}): it was revoked, has expired, is used up, or its cluster is no \
+                 more",
+                token.id
+            ))
+        }
         other => other.into(),
     };
     let lease = Some(store.grant(Instant(0), MESSAGE_TIME).map_err(denied)?);
@@ -80,7 +106,7 @@ pub fn join(token: &Token, host: &str, key: &HostKey, wait: Duration) -> Result<
     store.commit(&ask).map_err(denied)?;
     let begin = time::Instant::now();
     let outcome = loop {
-        let entry = store.get(&answered, None)?;
+        let entry = store.get(&answered, None).map_err(denied)?;
         if let Some(outcome) = entry.and_then(|entry| read_answer(&entry.value, public, &token.id, &request)) {
             break Some(outcome);
         }
@@ -143,4 +169,27 @@ pub fn renew(file: &ClusterFile, host: &str, key: &HostKey) -> Result<Option<Wel
     let writes = vec![Write { key: RENEWAL.into(), value: None, lease: None }];
     own.commit(&Transaction { compares: Vec::new(), writes })?;
     outcome.map(Some).map_err(refused)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn processes_that_begin_at_once_have_one_key() {
+        let directory = crate::authority::tests::directory();
+        let path = directory.0.join("etcd.key");
+        let keys: Vec<Vec<u8>> = std::thread::scope(|scope| {
+            let make = || HostKey::of(&path).map(|key| key.0.public().to_vec());
+            let all: Vec<_> = (0..8).map(|_| scope.spawn(make)).collect();
+            all.into_iter().map(|one| one.join().expect("it ended").expect("a key")).collect()
+        });
+        assert!(keys.iter().all(|key| *key == keys[0]));
+        let names = fs::read_dir(&directory.0).expect("read").map(|entry| entry.expect("read").file_name());
+        assert_eq!(names.filter(|name| name.to_string_lossy().contains("etcd")).count(), 1, "others are left");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).expect("changed");
+        let error = HostKey::of(&path).err().expect("refused").to_string();
+        assert!(error.contains("chmod 600"), "{error}");
+    }
 }

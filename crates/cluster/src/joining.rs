@@ -5,7 +5,8 @@
 use crate::ClusterError;
 use crate::authority::Authority;
 use crate::records::is_host_name;
-use crate::token::{Admitted, Token, TokenRecord, digits, public_key, public_text};
+use crate::token::{Admitted, Token, TokenRecord, public_key, public_text};
+use crate::users::digits;
 use crate::x509::{is_signed, random};
 use aws_lc_rs::digest::{SHA256, digest};
 use base64::Engine;
@@ -222,7 +223,8 @@ pub(crate) fn decide(case: &Case<'_>) -> Result<Decision, String> {
         )
     })?;
     let used_by = token.used_by.iter().cloned().chain([request.host.clone()]).collect();
-    Ok(Decision::New(TokenRecord { uses_left, used_by, ..token.clone() }))
+    let used_up_s = if uses_left == 0 { now_s } else { 0 };
+    Ok(Decision::New(TokenRecord { uses_left, used_by, used_up_s, ..token.clone() }))
 }
 
 /// The refusal of a token that is not in etcd.

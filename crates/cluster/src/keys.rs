@@ -1,4 +1,5 @@
 //! Keys of a cluster, and what each is.
+use freeflow_etcd::Part;
 use freeflow_orchestrator::KEY_PREFIX;
 
 /// Key of each part's data under its root, as [`freeflow_etcd::EtcdStore`] has them.
@@ -11,6 +12,9 @@ const VNICS: &str = "vnics/";
 /// Written by each transaction of a part that has several writers, on condition that nobody else has: so they take
 /// turns, and each has seen all that came before.
 pub(crate) const SERIAL: &str = "serial";
+
+/// Of requests and answers that are listed at once.
+const JOINS_BYTES_MAX: usize = 16 << 20;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Keys {
@@ -79,9 +83,26 @@ impl Keys {
         format!("{}/joins", self.root)
     }
 
+    /// The part of them that the bearer of a token has to itself.
+    pub fn joins_by(&self, token: &str) -> String {
+        format!("{}/{token}", self.joins())
+    }
+
     /// Tokens, and the hosts that were admitted.
     pub fn admission(&self) -> String {
         format!("{}/admission", self.root)
+    }
+
+    /// Parts that hosts follow; those that admit others, also what is asked, as much as is answered in some time.
+    pub fn followed(&self, admits: bool) -> Vec<Part> {
+        let all = ["cluster", "declared", "hosts", "blocks", "places"].map(|part| format!("{}/{part}/", self.root));
+        let mut parts: Vec<Part> = all.into_iter().map(Part::whole).collect();
+        if admits {
+            parts.push(Part::whole(format!("{}/", self.admission())));
+            let prefix = format!("{}/", self.joins());
+            parts.push(Part { prefix, bytes_max: JOINS_BYTES_MAX, may_be_cut: true });
+        }
+        parts
     }
 
     /// `None`: something of the writers' own, such as receipts, or nobody's.

@@ -15,7 +15,7 @@
 //! | `hosts/NAME/` | that host | [`HostRecord`], [`Followed`], [`HostVnics`] |
 //! | `blocks/` | controllers | a range of addresses by network and host |
 //! | `places/` | controllers, operators | the host of each declared vNIC: [`Place`] |
-//! | `joins/` | who has a token, and controllers | requests and answers, each by token and host |
+//! | `joins/ID/` | who has this token, and controllers | requests and answers, by host |
 //! | `admission/` | controllers; operators | [`TokenRecord`] by its name, and hosts that were admitted |
 //!
 //! Invariant: a block is one host's until that host says that it has followed all that is declared and has the block
@@ -43,6 +43,7 @@ mod records;
 mod rights;
 mod token;
 mod turns;
+mod users;
 mod view;
 mod vnics;
 mod x509;
@@ -56,7 +57,7 @@ pub use in_parts::Partly;
 pub use joiner::{HostKey, join, join_as_controller, renew};
 pub use joining::Welcome;
 pub use named::{Named, named};
-pub use operator::Operator;
+pub use operator::{Operator, Removed};
 pub use peers::{Peer, PeersOf};
 pub use places::{ClaimsOf, Move, due_places, place_vnics};
 pub use records::{Followed, Held, HostRecord, Identity, Place, Problem, RefusedClaims, is_host_name};

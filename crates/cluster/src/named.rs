@@ -39,8 +39,7 @@ pub fn named(view: &View, declared: &State, peers: &[Peer]) -> Vec<Named> {
         let Some(said) = view.vnics().get(&peer.host) else { continue };
         let own: Ranges = peer.prefixes.iter().filter_map(|prefix| prefix.parse().ok()).collect();
         for vnic in said.vnics.iter().take(NAMED_COUNT_MAX) {
-            let is_its =
-                |address: &IpAddr| own.overlaps(Cidr::single(*address)) && is_in(&vnic.network, *address);
+            let is_its = |address: &IpAddr| own.overlaps(Cidr::single(*address)) && is_in(&vnic.network, *address);
             let addresses: Vec<IpAddr> = vnic.addresses.iter().copied().filter(is_its).collect();
             if !addresses.is_empty() {
                 let names = vnic.names().map(str::to_owned).collect();

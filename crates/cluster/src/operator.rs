@@ -1,6 +1,6 @@
 //! The operator's side: what is declared for all hosts is read and changed here, with the operator's own credential.
 use crate::ClusterError;
-use crate::admission::{RENEWAL, remove_host};
+use crate::admission::{RENEWAL, is_taken, remove_host, uses_left};
 use crate::blocks::{Controller, floating_part};
 use crate::file::ClusterFile;
 use crate::follow::Follow;
@@ -25,6 +25,20 @@ use std::time::Duration;
 /// Others may change what is declared at the same time: so often it is begun anew.
 const ATTEMPT_COUNT: usize = 8;
 const VIEW_TIME: Duration = Duration::from_secs(20);
+
+/// A controller finishes the removal of a host in this time, if one is up.
+const REMOVAL_TIME: Duration = Duration::from_secs(10);
+
+/// A host that was removed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Removed {
+    /// Blocks of addresses that are free again, or will be.
+    pub blocks: usize,
+    /// No controller has taken its user out of etcd yet: until then it can write itself back, and has its blocks.
+    pub is_pending: bool,
+    /// The token that it came by, and how many hosts can still join by that, if any.
+    pub token: Option<(String, u32)>,
+}
 
 /// Reads and changes what is declared for all hosts.
 pub struct Operator {
@@ -284,7 +298,7 @@ impl Operator {
     /// # Errors
     /// etcd does not answer.
     pub fn view(&self) -> Result<View, ClusterError> {
-        let follow = Follow::start(&self.file)?;
+        let follow = Follow::start_of(&self.file, false)?;
         let mut view = View::new(&self.file.root);
         match follow.next(VIEW_TIME) {
             Some(News::Behind(error)) => Err(StoreError::Broken(error.to_string()).into()),
@@ -296,28 +310,39 @@ impl Operator {
         }
     }
 
-    /// Forgets a host that is gone for good: others neither know it nor its addresses any more. How many blocks are
-    /// free again.
+    /// Forgets a host that is gone for good: others neither know it nor its addresses any more. One that was admitted
+    /// has a user in etcd, which a controller takes away, and then all that the host has written: this waits for it,
+    /// not for long.
     ///
     /// # Errors
     /// `Refused`: no such host. etcd did not do it.
-    pub fn remove_host(&mut self, name: &str) -> Result<usize, ClusterError> {
+    pub fn remove_host(&mut self, name: &str) -> Result<Removed, ClusterError> {
         let mut store = self.file.store(&self.file.keys().host(name))?;
-        let present: Vec<String> = store.list("", None)?.entries.into_iter().map(|entry| entry.key).collect();
-        let delete = |key: &str| Write { key: key.into(), value: None, lease: None };
+        let present = store.list("", None)?.entries;
+        let blocks = Controller::count_of(&self.file, name)?;
+        let admitted = remove_host(&self.file, name)?;
         let own =
             [RECORD, FOLLOWED, RENEWAL].into_iter().map(str::to_owned).chain((0..VNICS_PART_COUNT).map(vnics_key));
-        let writes: Vec<Write> = own.filter(|key| present.contains(key)).map(|key| delete(&key)).collect();
+        let own = own.filter(|key| present.iter().any(|entry| entry.key == *key));
+        let writes: Vec<Write> = own.map(|key| Write { key, value: None, lease: None }).collect();
         if !writes.is_empty() {
-            store.commit(&Transaction { compares: Vec::new(), writes })?;
+            // The next host of the name may have written it meanwhile.
+            let modified = present.iter().find(|entry| entry.key == RECORD).map(|entry| entry.modified);
+            let compares = vec![Compare { key: RECORD.into(), modified }];
+            store.commit(&Transaction { compares, writes })?;
         }
-        let was_admitted = remove_host(&self.file, name)?;
-        let blocks = Controller::release(&self.file, name)?;
-        places::release(&self.file, name)?;
-        if present.is_empty() && blocks == 0 && !was_admitted {
-            return Err(Refusal::new(Reason::NotFound, format!("no host {name} is in the cluster")).into());
-        }
-        Ok(blocks)
+        let Some(admitted) = admitted else {
+            Controller::release(&self.file, name, None)?;
+            places::release(&self.file, name, None)?;
+            if present.is_empty() && blocks == 0 {
+                return Err(Refusal::new(Reason::NotFound, format!("no host {name} is in the cluster")).into());
+            }
+            return Ok(Removed { blocks, is_pending: false, token: None });
+        };
+        let is_pending = !is_taken(&self.file, name, &admitted.user, REMOVAL_TIME)?;
+        let uses = |token: String| Ok::<_, ClusterError>(uses_left(&self.file, &token)?.map(|uses| (token, uses)));
+        let token = admitted.token.map(uses).transpose()?.flatten();
+        Ok(Removed { blocks, is_pending, token })
     }
 }
 

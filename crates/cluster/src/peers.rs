@@ -2,11 +2,12 @@
 //!
 //! A host writes its own record as it likes, so a record is believed only where it takes nothing that another says of
 //! itself for longer: an address, or a key. A range of `default` is believed where it has no addresses of a network
-//! that is declared, nor of the range of such a host. And no two ranges overlap, whoever gave them: a router refuses
+//! that is declared, nor of the range of such a host; one of a host that has a block of `default` only in that block,
+//! so that it takes nothing which hosts are given later. And no two ranges overlap, whoever gave them: a router refuses
 //! the whole file otherwise.
 use crate::records::{HostRecord, Problem};
 use crate::view::View;
-use freeflow_orchestrator::{Cidr, NetworkEntry, Pool, State};
+use freeflow_orchestrator::{Cidr, DEFAULT_NETWORK, NetworkEntry, Pool, State};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -128,15 +129,28 @@ fn by_age(view: &View) -> impl Iterator<Item = (&String, &HostRecord)> {
     by_age.into_iter().map(|(name, (_, record))| (name, record))
 }
 
+/// Hosts' ranges of `default`, as they are looked at: first those that controllers have given.
+fn said_ranges<'a>(
+    hosts: impl Iterator<Item = (&'a String, &'a HostRecord)>,
+    view: &View,
+) -> Vec<(&'a str, Cidr, &'static str)> {
+    let range = |(name, record): (&'a String, &HostRecord)| {
+        let (range, block) = (record.default_range.parse::<Pool>().ok()?, view.block(DEFAULT_NETWORK, name));
+        let what = if block.is_none_or(|block| block.encloses(range)) { OWN_RANGE } else { NOT_ITS_BLOCK };
+        Some((block.is_none(), (name.as_str(), Cidr::from(range), what)))
+    };
+    let mut all: Vec<_> = hosts.filter_map(range).collect();
+    all.sort_by_key(|(is_by_hand, _)| *is_by_hand);
+    all.into_iter().map(|(_, range)| range).collect()
+}
+
 /// The ranges of hosts' own networks that others believe.
 pub(crate) fn own_ranges<'a>(view: &'a View, declared: &State) -> Vec<(&'a str, Cidr)> {
     let (mut believed, mut taken) = (Vec::new(), Ranges::default());
-    for (name, record) in by_age(view) {
-        let Ok(range) = record.default_range.parse::<Pool>() else { continue };
-        let cidr = Cidr::from(range);
-        if why_not(cidr, &taken, OWN_RANGE, declared).is_none() {
+    for (name, cidr, what) in said_ranges(by_age(view), view) {
+        if why_not(cidr, &taken, what, declared).is_none() {
             taken.add(cidr);
-            believed.push((name.as_str(), cidr));
+            believed.push((name, cidr));
         }
     }
     believed
@@ -180,7 +194,11 @@ fn single_addresses<'a>(
 }
 
 /// All ranges of hosts, those that controllers have given first; with what each is.
-fn ranges<'a>(believed: &[(&'a String, &HostRecord)], view: &View, declared: &State) -> Vec<(&'a str, Cidr, String)> {
+fn ranges<'a>(
+    believed: &[(&'a String, &'a HostRecord)],
+    view: &View,
+    declared: &State,
+) -> Vec<(&'a str, Cidr, String)> {
     let mut ranges = Vec::new();
     for network in declared.networks() {
         for (name, _) in believed {
@@ -196,17 +214,18 @@ fn ranges<'a>(believed: &[(&'a String, &HostRecord)], view: &View, declared: &St
             ranges.extend(network.assigned6().map(|part| (name.as_str(), Cidr::from(part), what)));
         }
     }
-    let own = |(name, record): &(&'a String, &HostRecord)| {
-        let range: Pool = record.default_range.parse().ok()?;
-        Some((name.as_str(), Cidr::from(range), OWN_RANGE.to_owned()))
-    };
-    ranges.extend(believed.iter().filter_map(own));
+    let own = said_ranges(believed.iter().copied(), view).into_iter();
+    ranges.extend(own.map(|(name, cidr, what)| (name, cidr, what.to_owned())));
     ranges
 }
 
 const OWN_RANGE: &str = "its range of the network default";
+const NOT_ITS_BLOCK: &str = "the range of the network default that it says it has";
 
 fn why_not(cidr: Cidr, taken: &Ranges, what: &str, declared: &State) -> Option<String> {
+    if what == NOT_ITS_BLOCK {
+        return Some(format!("{what}, {cidr}, is not in its block of that"));
+    }
     if taken.overlaps(cidr) {
         return Some(format!("{what}, {cidr}, overlaps another host's"));
     }

@@ -7,7 +7,7 @@ use crate::ClusterError;
 use crate::file::ClusterFile;
 use crate::follow::CLAIM_TIME;
 use crate::records::{PLACE_COUNT_MAX, Place};
-use crate::turns::{WRITE_COUNT_MAX, commit, commit_in_turn, serial_in};
+use crate::turns::{Guard, RELEASE_COUNT, WRITE_COUNT_MAX, busy, commit, commit_in_turn, part, serial_in};
 use crate::view::{Places, View, places_in, state_of};
 use freeflow_orchestrator::objects::{AnyObject, ObjectKind, Typed, Vnic};
 use freeflow_orchestrator::{Reason, Refusal, Revision, State, Store};
@@ -178,11 +178,11 @@ fn encoded((name, place): (String, Option<Place>)) -> (String, Option<Vec<u8>>) 
 /// The places of a host that is gone for good are over. How many there were.
 ///
 /// # Errors
-/// etcd did not do it.
-pub(crate) fn release(file: &ClusterFile, host: &str) -> Result<usize, ClusterError> {
-    let mut store = file.store(&file.keys().places())?;
+/// etcd did not do it, or the guard forbids it.
+pub(crate) fn release(file: &ClusterFile, host: &str, guard: Option<Guard<'_>>) -> Result<usize, ClusterError> {
+    let mut store = part(file, &file.keys().places(), guard)?;
     let mut count = 0;
-    loop {
+    for _ in 0..RELEASE_COUNT {
         let listing = store.list("", None)?;
         let of_host = places_in(&listing.entries).into_iter().filter(|(_, (_, place))| place.host == host);
         let writes: Vec<_> = of_host.take(WRITE_COUNT_MAX).map(|(name, _)| (name, None)).collect();
@@ -195,6 +195,7 @@ pub(crate) fn release(file: &ClusterFile, host: &str) -> Result<usize, ClusterEr
             }
         }
     }
+    Err(busy())
 }
 
 /// An operator's move of a vNIC.

@@ -184,9 +184,7 @@ pub fn is_host_name(name: &str) -> bool {
 /// So many letters of a text of somebody else's, none of which does anything to a terminal.
 pub(crate) fn harmless(text: &str, count_max: usize) -> String {
     // Also those that turn the direction of writing, or take no place: they hide what is there.
-    let is_hidden = |letter: char| {
-        matches!(letter, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}')
-    };
+    let is_hidden = |letter: char| matches!(letter, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}');
     let shown = |letter: char| if letter.is_control() || is_hidden(letter) { '?' } else { letter };
     text.chars().take(count_max).map(shown).collect()
 }

@@ -3,9 +3,11 @@
 //! A token holds where etcd is, by whom its members are certified, and a private key. That key proves who joins; its
 //! public half alone is in etcd, so whoever reads all keys there can still join nothing.
 use crate::ClusterError;
-use crate::authority::JOIN_USER;
 use crate::file::{ClusterFile, Wire};
+use crate::keys::Keys;
 use crate::records::now_s;
+use crate::rights::Rights;
+use crate::users::{ID_BYTES, digits, is_id, join_user};
 use crate::x509::{Key, PUBLIC_KEY_BYTES, random};
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
@@ -20,11 +22,12 @@ use std::time::Duration;
 const FORM: &str = "ff1.";
 /// Longest text of a token.
 pub const TOKEN_BYTES_MAX: u64 = 64 << 10;
-const ID_BYTES: usize = 6;
 /// Uses of one token.
 pub const USE_COUNT_MAX: u32 = 256;
 /// Longest time for which one is good.
 pub const TOKEN_TIME_MAX: Duration = Duration::from_secs(30 * 86_400);
+/// A request, or an answer, that nobody fetches goes after this.
+pub(crate) const MESSAGE_S: u64 = 600;
 /// A token is shown for so long after its end.
 const SHOWN_S: u64 = 7 * 86_400;
 pub(crate) const TOKENS: &str = "tokens/";
@@ -59,6 +62,18 @@ pub struct TokenRecord {
     pub expires_s: u64,
     /// Names of the hosts that have joined by it.
     pub used_by: Vec<String>,
+    /// Since when no host can join by it, because all uses are taken; 0: there are some.
+    #[serde(default)]
+    pub(crate) used_up_s: u64,
+}
+
+impl TokenRecord {
+    /// Whether its bearer has nothing to do in etcd any more. The last host that has joined by it may still ask for an
+    /// answer that it has lost.
+    pub(crate) fn is_over(&self, now_s: u64) -> bool {
+        let is_used_up = self.uses_left == 0 && self.used_up_s + MESSAGE_S <= now_s;
+        is_used_up || self.expires_s <= now_s
+    }
 }
 
 /// A host that was admitted: its name is that of this key.
@@ -97,15 +112,6 @@ pub(crate) fn public_text(bytes: &[u8]) -> String {
     STANDARD.encode(bytes)
 }
 
-pub(crate) fn digits(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// Whether a text can be a token's name.
-pub(crate) fn is_id(text: &str) -> bool {
-    text.len() == 2 * ID_BYTES && text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
-}
-
 impl std::fmt::Debug for Token {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "token {}", self.id)
@@ -140,15 +146,15 @@ impl Token {
         Key::from_pem(&self.key)
     }
 
-    /// etcd, as who joins.
-    pub(crate) fn store(&self, root: &str) -> Result<EtcdStore, ClusterError> {
+    /// The part of etcd that its bearer may write.
+    pub(crate) fn store(&self) -> Result<EtcdStore, ClusterError> {
         let file = |error: freeflow_etcd::EtcdError| ClusterError::File(format!("the token: {error}"));
         let mut endpoints = Endpoints::parse(&self.etcd.join(",")).map_err(file)?;
         if let (Some(authority), Some(cert)) = (&self.cacert, &self.cert) {
             let identity = Identity { certificate: cert.clone().into_bytes(), key: self.key.clone().into_bytes() };
             endpoints = endpoints.authority(authority.clone().into_bytes()).identity(identity);
         }
-        Ok(EtcdStore::new(&endpoints, root)?)
+        Ok(EtcdStore::new(&endpoints, &Keys::new(&self.root).joins_by(&self.id))?)
     }
 }
 
@@ -189,9 +195,10 @@ impl Tokens {
             ),
             _ => None,
         };
-        let cert = authority.map(|authority| authority.client(JOIN_USER, key.public(), expires_s)).transpose()?;
+        let id = digits(&random::<ID_BYTES>()?);
+        let cert = authority.map(|authority| authority.client(&join_user(&id), key.public(), expires_s)).transpose()?;
         let token = Token {
-            id: digits(&random::<ID_BYTES>()?),
+            id,
             etcd: self.file.etcd.clone(),
             cacert,
             root: self.file.root.clone(),
@@ -201,11 +208,14 @@ impl Tokens {
             cert,
         };
         let uses_left = terms.uses.clamp(1, USE_COUNT_MAX);
-        let record = TokenRecord { public_key: public_text(key.public()), uses_left, expires_s, used_by: Vec::new() };
+        let public_key = public_text(key.public());
+        let record = TokenRecord { public_key, uses_left, expires_s, used_by: Vec::new(), used_up_s: 0 };
         let mut writes = vec![write(format!("{TOKENS}{}", token.id), &record)];
         let old = self.list()?.into_iter().filter(|(_, record)| record.expires_s + SHOWN_S < now).take(64);
         writes.extend(old.map(|(id, _)| Write { key: format!("{TOKENS}{id}"), value: None, lease: None }));
         self.store.commit(&Transaction { compares: Vec::new(), writes })?;
+        // Not earlier: a user of a token that is not there is taken away.
+        self.rights()?.map(|rights| rights.give_token(&token.id)).transpose()?;
         Ok(token)
     }
 
@@ -233,7 +243,13 @@ impl Tokens {
         }
         let writes = vec![Write { key, value: None, lease: None }];
         self.store.commit(&Transaction { compares: Vec::new(), writes })?;
+        // Where nobody here may do it, a controller does, soon.
+        self.rights()?.map(|rights| rights.take_token(id)).transpose()?;
         Ok(())
+    }
+
+    fn rights(&self) -> Result<Option<Rights>, ClusterError> {
+        self.file.authority.is_some().then(|| Rights::open(&self.file)).transpose()
     }
 }
 
@@ -277,7 +293,7 @@ pub(crate) mod tests {
 
     pub fn record_of(token: &Token, uses_left: u32) -> TokenRecord {
         let public_key = public_text(token.signing().expect("a key").public());
-        TokenRecord { public_key, uses_left, expires_s: token.expires_s, used_by: Vec::new() }
+        TokenRecord { public_key, uses_left, expires_s: token.expires_s, used_by: Vec::new(), used_up_s: 0 }
     }
 
     fn text_of(value: &serde_json::Value) -> String {

@@ -1,16 +1,35 @@
 //! Parts with several writers: they take turns, by a serial number that each transaction writes on condition that it is
 //! as it was read. So each has seen all that came before.
 use crate::ClusterError;
+use crate::file::ClusterFile;
 use crate::keys::SERIAL;
 use freeflow_etcd::EtcdStore;
 use freeflow_orchestrator::store::{Committed, Compare, Entry, Transaction, Write};
-use freeflow_orchestrator::{Revision, Store};
+use freeflow_orchestrator::{Reason, Refusal, Revision, Store};
 
 /// etcd takes 128 operations at once, of which some are the store's.
 pub const WRITE_COUNT_MAX: usize = 100;
+/// Transactions for all that a host has, those included that others have forestalled.
+pub(crate) const RELEASE_COUNT: usize = 256;
+
+pub(crate) fn busy() -> ClusterError {
+    Refusal::new(Reason::Conflict, "others change the same keys of the cluster all the time; try again").into()
+}
 
 pub(crate) fn serial_in(entries: &[Entry]) -> Option<Revision> {
     entries.iter().find(|entry| entry.key == SERIAL).map(|entry| entry.modified)
+}
+
+/// A key outside a part, whole, and when it was written: what is done in the part is done only as long as it is so.
+pub(crate) type Guard<'a> = (&'a str, Revision);
+
+/// A part of the cluster, to be changed under a guard if there is one.
+pub(crate) fn part(file: &ClusterFile, root: &str, guard: Option<Guard<'_>>) -> Result<EtcdStore, ClusterError> {
+    let store = file.store(root)?;
+    Ok(match guard {
+        Some((key, modified)) => store.guarded(key, modified),
+        None => store,
+    })
 }
 
 /// Its revision is what counts.

@@ -59,6 +59,28 @@ struct RoleGrantPermissionRequest {
     permission: Option<Permission>,
 }
 
+#[derive(Clone, PartialEq, Message)]
+struct RoleRevokePermissionRequest {
+    #[prost(string, tag = "1")]
+    role: String,
+    #[prost(bytes = "vec", tag = "2")]
+    key: Vec<u8>,
+    #[prost(bytes = "vec", tag = "3")]
+    range_end: Vec<u8>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct UserListResponse {
+    #[prost(string, repeated, tag = "2")]
+    users: Vec<String>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct RoleGetResponse {
+    #[prost(message, repeated, tag = "2")]
+    permissions: Vec<Permission>,
+}
+
 /// A right to all keys that begin so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Right {
@@ -112,6 +134,31 @@ impl Auth {
         is_new(self.call("/etcdserverpb.Auth/RoleAdd", NameRequest { name: name.into() }), "role name already exists")
     }
 
+    /// All users.
+    ///
+    /// # Errors
+    /// etcd does not answer.
+    pub fn users(&self) -> Result<Vec<String>, EtcdError> {
+        let answer: UserListResponse =
+            self.runtime.block_on(self.client.repeat("/etcdserverpb.Auth/UserList", Nothing {}))?;
+        Ok(answer.users)
+    }
+
+    /// Whether the role, if it is there, has a right to the keys that begin with the prefix, by that prefix.
+    ///
+    /// # Errors
+    /// etcd does not answer.
+    pub fn has_right(&self, role: &str, prefix: &str) -> Result<bool, EtcdError> {
+        let request = NameRequest { name: role.into() };
+        let answer: Result<RoleGetResponse, EtcdError> =
+            self.runtime.block_on(self.client.repeat("/etcdserverpb.Auth/RoleGet", request));
+        match answer {
+            Ok(role) => Ok(role.permissions.iter().any(|right| right.key == prefix.as_bytes())),
+            Err(error) if error.to_string().contains("role name not found") => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     /// The user has the role.
     ///
     /// # Errors
@@ -134,6 +181,17 @@ impl Auth {
         let permission = Some(Permission { kind, key, range_end });
         let request = RoleGrantPermissionRequest { name: role.into(), permission };
         self.call("/etcdserverpb.Auth/RoleGrantPermission", request)
+    }
+
+    /// The role has no right to the keys that begin with the prefix, by that prefix.
+    ///
+    /// # Errors
+    /// etcd did not do it.
+    pub fn take_right(&self, role: &str, prefix: &str) -> Result<(), EtcdError> {
+        let (key, range_end) = (prefix.as_bytes().to_vec(), prefix_end(prefix.as_bytes()));
+        let request = RoleRevokePermissionRequest { role: role.into(), key, range_end };
+        let done = self.call("/etcdserverpb.Auth/RoleRevokePermission", request);
+        is_new(done, "permission is not granted to the role").map(drop)
     }
 
     /// The user and the role of this name are there no more: a certificate of that name is nobody's.

@@ -33,6 +33,18 @@ const ANSWER_BYTES_MAX: usize = 64 << 20;
 /// Keys in a page of a list: each of them as long as etcd takes them (1.5 MiB), they still fit into an answer.
 const PAGE_COUNT: i64 = 40;
 
+/// Keys and values of a list: whoever may write in etcd could fill the memory of all who read it otherwise.
+pub(crate) const LISTING_BYTES_MAX: usize = 256 << 20;
+
+pub(crate) fn too_much(prefix: &[u8], bytes_max: usize) -> EtcdError {
+    let prefix = String::from_utf8_lossy(prefix);
+    EtcdError::Other(format!(
+        "the keys that begin with {prefix} have more than {} MiB, so they are not read: somebody has filled etcd with \
+         them, and an operator has to delete what is nobody's (etcdctl get --keys-only --prefix {prefix})",
+        bytes_max >> 20
+    ))
+}
+
 /// A connection to each member. Clones share them.
 #[derive(Clone)]
 pub struct Client {
@@ -175,10 +187,20 @@ impl Client {
         Ok(Page { revision: revision_of(response.header.as_ref()), kvs: response.kvs, more: response.more })
     }
 
-    /// All keys that begin so, at a revision (0: now), page by page.
+    /// All keys that begin so, at a revision (0: now).
     pub(crate) async fn list(&self, prefix: &[u8], revision: i64) -> Result<Page, EtcdError> {
+        let all = self.list_some(prefix, revision, LISTING_BYTES_MAX).await?;
+        if all.more {
+            return Err(too_much(prefix, LISTING_BYTES_MAX));
+        }
+        Ok(all)
+    }
+
+    /// The same, page by page, and no more pages where they have more bytes.
+    pub(crate) async fn list_some(&self, prefix: &[u8], revision: i64, bytes_max: usize) -> Result<Page, EtcdError> {
         let (mut key, range_end) = (prefix.to_vec(), prefix_end(prefix));
         let mut all = Page { revision, kvs: Vec::new(), more: false };
+        let mut bytes = 0;
         if key.is_empty() {
             key.push(0);
         }
@@ -189,8 +211,13 @@ impl Client {
                 all.revision = page.revision;
             }
             let last = page.kvs.last().map(|kv| kv.key.clone());
+            bytes += page.kvs.iter().map(|kv| kv.key.len() + kv.value.len()).sum::<usize>();
             all.kvs.extend(page.kvs);
             match last {
+                Some(_) if page.more && bytes > bytes_max => {
+                    all.more = true;
+                    return Ok(all);
+                }
                 Some(last) if page.more => key = [&last[..], b"\0"].concat(),
                 _ => return Ok(all),
             }

@@ -3,7 +3,7 @@
 //! A watch that ends is begun again where it had come to, at another member if need be. Where etcd has compacted what
 //! came since, the keys are listed again, and whoever follows finds by comparison what is gone. What was last known
 //! stays good meanwhile: how old it is, [`News::Behind`] says.
-use crate::client::{Client, Watch};
+use crate::client::{Client, LISTING_BYTES_MAX, Watch, too_much};
 use crate::error::EtcdError;
 use crate::messages::{
     KeyValue, RangeRequest, WatchCreateRequest, WatchEvent, WatchResponse, prefix_end, revision, revision_of,
@@ -39,10 +39,30 @@ pub enum News {
     Behind(EtcdError),
 }
 
+/// A part of the keys of a prefix.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Of its own.
+    pub prefix: String,
+    /// Bytes of keys and values that are listed at most.
+    pub bytes_max: usize,
+    /// Those that are more are left out; otherwise none of all parts are told.
+    pub may_be_cut: bool,
+}
+
+impl Part {
+    /// One that has to be whole.
+    pub fn whole(prefix: impl Into<String>) -> Self {
+        Self { prefix: prefix.into(), bytes_max: LISTING_BYTES_MAX, may_be_cut: false }
+    }
+}
+
 /// Follows the keys of a prefix.
 pub struct Follower {
     client: Client,
     prefix: String,
+    /// Parts of them of which news are told.
+    told_of: Vec<Part>,
     /// Of what has been told.
     told: Option<Revision>,
     watch: Option<(Watch, usize)>,
@@ -60,9 +80,14 @@ impl Follower {
     /// Follows all keys that begin so, in a task of its own in this runtime of tokio's, until the receiver is
     /// dropped. Who takes no news holds the task up, and no more than [`NEWS_COUNT`] of them are kept.
     pub fn spawn(client: Client, prefix: &str) -> mpsc::Receiver<News> {
+        Self::spawn_of(client, prefix, vec![Part::whole(prefix)])
+    }
+
+    /// The same, of some parts of them: nothing is told, or kept, of the others.
+    pub fn spawn_of(client: Client, prefix: &str, told_of: Vec<Part>) -> mpsc::Receiver<News> {
         let (sender, receiver) = mpsc::channel(NEWS_COUNT);
-        let mut follower =
-            Self { client, prefix: prefix.into(), told: None, watch: None, parts: Vec::new(), failures: 0 };
+        let (prefix, parts) = (prefix.into(), Vec::new());
+        let mut follower = Self { client, prefix, told_of, told: None, watch: None, parts, failures: 0 };
         tokio::spawn(async move {
             loop {
                 let news = tokio::select! {
@@ -109,10 +134,17 @@ impl Follower {
 
     async fn step(&mut self) -> Result<Option<News>, EtcdError> {
         let Some(told) = self.told else {
-            let page = self.client.list(self.prefix.as_bytes(), 0).await?;
-            let at = revision(page.revision);
+            let (mut at, mut entries) = (0, Vec::new());
+            for part in &self.told_of {
+                let page = self.client.list_some(part.prefix.as_bytes(), at, part.bytes_max).await?;
+                if page.more && !part.may_be_cut {
+                    return Err(too_much(part.prefix.as_bytes(), part.bytes_max));
+                }
+                at = page.revision;
+                entries.extend(page.kvs.into_iter().filter_map(KeyValue::into_entry));
+            }
+            let at = revision(at);
             self.told = Some(at);
-            let entries = page.kvs.into_iter().filter_map(KeyValue::into_entry).collect();
             return Ok(Some(News::Listed(at, entries)));
         };
         let Some((watch, _)) = &mut self.watch else {
@@ -191,7 +223,9 @@ impl Follower {
             return Ok(is_news.then_some(News::Unchanged(at)));
         };
         self.told = Some(until);
-        Ok(Some(News::Changed(until, events.into_iter().filter_map(change_of).collect())))
+        let is_told = |(key, _): &KeyChange| self.told_of.iter().any(|part| key.starts_with(&part.prefix));
+        let changes: Vec<KeyChange> = events.into_iter().filter_map(change_of).filter(is_told).collect();
+        Ok(Some(if changes.is_empty() { News::Unchanged(until) } else { News::Changed(until, changes) }))
     }
 }
 

@@ -23,7 +23,7 @@ pub use auth::{Auth, Right};
 pub use client::Client;
 pub use endpoint::{Endpoints, Identity};
 pub use error::EtcdError;
-pub use follower::{Follower, KeyChange, NEWS_COUNT, News};
+pub use follower::{Follower, KeyChange, NEWS_COUNT, News, Part};
 pub use store::EtcdStore;
 
 use std::collections::hash_map::RandomState;

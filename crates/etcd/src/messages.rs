@@ -86,6 +86,9 @@ pub(crate) struct PutRequest {
 pub(crate) struct DeleteRangeRequest {
     #[prost(bytes = "vec", tag = "1")]
     pub key: Vec<u8>,
+    /// Empty: the key alone.
+    #[prost(bytes = "vec", tag = "2")]
+    pub range_end: Vec<u8>,
 }
 
 #[derive(Clone, PartialEq, Message)]

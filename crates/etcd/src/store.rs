@@ -59,6 +59,8 @@ struct Keys {
     last_receipt: Option<Vec<u8>>,
     /// Of receipts, and since when.
     lease: Option<(i64, time::Instant)>,
+    /// A condition of each transaction.
+    guard: Option<Compare>,
 }
 
 /// The key that shows that a transaction was done, and its lease.
@@ -100,8 +102,31 @@ impl EtcdStore {
         };
         let root = format!("{}/", root.trim_end_matches('/'));
         let writer = format!("{:016x}{:016x}", random(), random());
-        let keys = Keys { client, root, writer, receipt_count: 0, last_receipt: None, lease: None };
+        let keys = Keys { client, root, writer, receipt_count: 0, last_receipt: None, lease: None, guard: None };
         Ok(Self { runtime, keys })
+    }
+
+    /// Each transaction is done only as long as a key outside is as it was written then. The key is whole, as etcd has
+    /// it.
+    #[must_use]
+    pub fn guarded(mut self, key: &str, modified: Revision) -> Self {
+        self.keys.guard = Some(Compare::new(key.into(), Target::ModRevision(signed(modified))));
+        self
+    }
+
+    /// Deletes all keys of the store, others' and receipts included, at once. False: the guard forbids it.
+    ///
+    /// # Errors
+    /// etcd did not do it, or may have done it: it can be done again.
+    pub fn delete_all(&mut self) -> Result<bool, StoreError> {
+        let key = self.keys.root.clone().into_bytes();
+        let range_end = prefix_end(&key);
+        let all = RequestOp { operation: Some(Operation::Delete(DeleteRangeRequest { key, range_end })) };
+        let compare = self.keys.guard.iter().cloned().collect();
+        let request = TxnRequest { compare, success: vec![all], failure: Vec::new() };
+        let done: Result<TxnResponse, EtcdError> =
+            self.runtime.block_on(self.keys.client.repeat("/etcdserverpb.KV/Txn", request));
+        Ok(done?.succeeded)
     }
 
     /// How long one attempt of a call may take.
@@ -198,7 +223,8 @@ impl Keys {
             Some(value) => put(self.full_key(&write.key), value, lease_of(write.lease)),
             None => delete(self.full_key(&write.key)),
         });
-        TxnRequest { compare: compare.collect(), success: success.collect(), failure: Vec::new() }
+        let compare = compare.chain(self.guard.clone()).collect();
+        TxnRequest { compare, success: success.collect(), failure: Vec::new() }
     }
 
     /// The request makes a receipt, too: this one.
@@ -343,7 +369,7 @@ impl Keys {
 }
 
 fn delete(key: Vec<u8>) -> RequestOp {
-    RequestOp { operation: Some(Operation::Delete(DeleteRangeRequest { key })) }
+    RequestOp { operation: Some(Operation::Delete(DeleteRangeRequest { key, range_end: Vec::new() })) }
 }
 
 fn put(key: Vec<u8>, value: &[u8], lease: i64) -> RequestOp {

@@ -117,8 +117,7 @@ mod tests {
             ("a=b\u{1}", "a=b\\u{1}"),
         ] {
             let failure = Selector::parse(text).expect_err(text);
-            assert_eq!(failure.code.as_u16(), 400);
-            assert!(failure.message.contains(&format!("\"{term}\"")), "{text}: {}", failure.message);
+            assert!(failure.contains(&format!("\"{term}\"")), "{text}: {failure}");
         }
         let fits = |text: &str| Selector::parse(text).unwrap().fits(&[("a".into(), "b c=d".into())].into());
         assert!(fits("a=b c=d") && fits(" ") && fits("a != b") && !fits("!a"));

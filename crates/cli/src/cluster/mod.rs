@@ -13,7 +13,7 @@ pub use claims::{Answer, Claimed, Claims, announce, claim};
 pub use host::{Directory, Memory, Own, prepare};
 pub use join::{joined, renew_if_due};
 pub use moving::move_vnic;
-pub use process::{end, log_file, note_problems, note_state, problems, record, start};
+pub use process::{end, log_file, note_problems, note_state, problems, record, rotate_log, start};
 pub use views::vnics;
 
 use crate::arguments::Format;
@@ -24,7 +24,7 @@ use crate::control::columns::SILENCE_S;
 use crate::failure::{Failure, Result};
 use crate::output;
 use crate::record::now_s;
-use freeflow_cluster::{ClusterError, ClusterFile, Followed, HostRecord, Operator, Problem, View};
+use freeflow_cluster::{ClusterError, ClusterFile, Followed, HostRecord, Operator, Problem, Removed, View};
 use freeflow_hostnet::run_dir::RunDir;
 use freeflow_manifest::to_yaml;
 use freeflow_orchestrator::CLUSTER_KINDS;
@@ -59,8 +59,8 @@ pub fn cluster(run_dir: &RunDir, action: Cluster) -> Result<()> {
         Cluster::Token(action) => tokens::tokens(run_dir, action),
         Cluster::Status { of, output } => status(&file(run_dir, &of)?, output.format),
         Cluster::Remove { host, of } => {
-            let blocks = Operator::open(&file(run_dir, &of)?)?.remove_host(&host)?;
-            output::line(format!("Host {host} is forgotten; {blocks} blocks of addresses are free."));
+            let removed = Operator::open(&file(run_dir, &of)?)?.remove_host(&host)?;
+            say_removed(&host, &removed);
             Ok(())
         }
         Cluster::Export { of } => export(&file(run_dir, &of)?),
@@ -70,6 +70,21 @@ pub fn cluster(run_dir: &RunDir, action: Cluster) -> Result<()> {
             Ok(())
         }
         Cluster::Follow => unreachable!("it was dispatched before"),
+    }
+}
+
+fn say_removed(host: &str, Removed { blocks, is_pending, token }: &Removed) {
+    output::line(match is_pending {
+        false => format!("Host {host} is forgotten; {blocks} blocks of addresses are free."),
+        true => format!(
+            "Host {host} is to be forgotten, and no controller has taken its user out of etcd yet: until one is up its \
+             certificate works, it can write itself back, and its {blocks} blocks of addresses stay its."
+        ),
+    });
+    if let Some((id, uses)) = token {
+        output::line(format!(
+            "It had joined by the token {id}, by which {uses} more can: freeflow cluster token revoke {id}"
+        ));
     }
 }
 

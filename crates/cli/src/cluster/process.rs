@@ -8,9 +8,10 @@ use freeflow_hostnet::run_dir::{RunDir, write_atomically};
 use rustix::process::Signal;
 use serde_json::json;
 use std::fs::{self, File};
+use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -18,6 +19,41 @@ const END_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub fn log_file(run_dir: &RunDir) -> PathBuf {
     run_dir.path().join("cluster.log")
+}
+
+/// Of each file of the log, and how many there are, as the router's.
+const LOG_BYTES_MAX: u64 = 8 << 20;
+const LOG_COUNT: usize = 4;
+
+/// Has what this process says go to a new file, once the log is full; those of former times are beside it,
+/// `cluster.log.1` is the latest.
+pub fn rotate_log(run_dir: &RunDir) {
+    let path = log_file(run_dir);
+    let identity = |stat: rustix::fs::Stat| (stat.st_dev, stat.st_ino);
+    let (Ok(ours), Ok(named)) = (rustix::fs::fstat(std::io::stdout()), rustix::fs::stat(&path)) else { return };
+    if identity(ours) != identity(named) || u64::try_from(named.st_size).unwrap_or_default() < LOG_BYTES_MAX {
+        return;
+    }
+    // If it can't be, the old file goes on.
+    let _ = rotate(&path).and_then(|file| {
+        rustix::stdio::dup2_stdout(&file)?;
+        Ok(rustix::stdio::dup2_stderr(&file)?)
+    });
+}
+
+/// The new file.
+fn rotate(path: &Path) -> io::Result<File> {
+    let numbered = |number: usize| match number {
+        0 => path.to_owned(),
+        _ => PathBuf::from(format!("{}.{number}", path.display())),
+    };
+    for number in (0..LOG_COUNT - 1).rev() {
+        match fs::rename(numbered(number), numbered(number + 1)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    File::options().create(true).append(true).mode(0o600).open(path)
 }
 
 fn record_file(run_dir: &RunDir) -> PathBuf {
@@ -109,4 +145,24 @@ pub fn end(run_dir: &RunDir) -> Result<()> {
     let _ = fs::remove_file(problems_file(run_dir));
     let _ = fs::remove_file(state_file(run_dir));
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    #[test]
+    fn a_bounded_number_of_files_is_kept() {
+        let directory = std::env::temp_dir().join(format!("freeflow-cluster-log.{}", std::process::id()));
+        fs::create_dir(&directory).expect("a directory");
+        let path = directory.join("cluster.log");
+        for number in 0..2 * LOG_COUNT {
+            rotate(&path).expect("a new file").write_all(number.to_string().as_bytes()).expect("written");
+        }
+        let text = |name: &str| fs::read_to_string(directory.join(name)).expect("read");
+        assert_eq!(fs::read_dir(&directory).expect("read").count(), LOG_COUNT);
+        assert_eq!(["cluster.log", "cluster.log.1", "cluster.log.3"].map(text), ["7", "6", "4"]);
+        fs::remove_dir_all(&directory).expect("removed");
+    }
 }

@@ -27,7 +27,7 @@ pub fn authority(asked: &Authority) -> Result<()> {
     let directory = asked.directory.display();
     output::line(format!("The authority of a cluster is in {directory}: keep it, and its *.key, to yourself."));
     output::line("");
-    output::line("etcd, on each of its machines, with ca.pem and the two files of that machine:");
+    output::line("etcd, on each of its machines, with ca.pem, peer-ca.pem and the four files of that machine:");
     let url = |address: &IpAddr, port: u16| format!("https://{}", std::net::SocketAddr::new(*address, port));
     let member = |address: &IpAddr| format!("{}={}", member_name(*address), url(address, 2380));
     let all: Vec<String> = asked.etcd.iter().map(member).collect();
@@ -37,14 +37,17 @@ pub fn authority(asked: &Authority) -> Result<()> {
             "  etcd --name {name} --data-dir /var/lib/etcd --initial-cluster {all} --initial-cluster-state new \
              --listen-client-urls {client} --advertise-client-urls {client} --listen-peer-urls {peer} \
              --initial-advertise-peer-urls {peer} --client-cert-auth --trusted-ca-file ca.pem --cert-file {name}.pem \
-             --key-file {name}.key --peer-client-cert-auth --peer-trusted-ca-file ca.pem --peer-cert-file {name}.pem \
-             --peer-key-file {name}.key",
+             --key-file {name}.key --peer-client-cert-auth --peer-trusted-ca-file peer-ca.pem \
+             --peer-cert-file {name}-peer.pem --peer-key-file {name}-peer.key",
             all = all.join(","),
             client = url(address, 2379),
             peer = url(address, 2380),
         ));
     }
     output::line("");
+    output::line(
+        "Whoever has a certificate of peer-ca.pem is etcd's root: peer-ca.key is for new members of etcd alone.",
+    );
     output::line(format!("Next, when etcd is up: freeflow cluster init --cluster {directory}/{CONTROLLER_FILE}"));
     Ok(())
 }

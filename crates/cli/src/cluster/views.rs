@@ -69,7 +69,7 @@ pub fn hosts(view: &View) -> Vec<Value> {
                 "follows": follows,
                 "ageSeconds": followed.map(Followed::age_s),
                 "version": followed.map(|followed| &followed.release),
-                "vnicCount": vnics.map(|vnics| vnics.vnics.len() as u64 + vnics.left_out),
+                "vnicCount": vnics.map(|vnics| (vnics.vnics.len() as u64).saturating_add(vnics.left_out)),
                 "vnicsLeftOut": vnics.map(|vnics| vnics.left_out),
                 "problems": problems.unwrap_or_default(),
             },

@@ -2,9 +2,12 @@
 use crate::common::{Cluster, open, put, until};
 use crate::given::{apply, network, record};
 use freeflow_cluster::{
-    Admission, ClusterError, ClusterFile, Controller, Follow, Followed, HostKey, HostRecord, Operator, Pending, Report,
-    Token, TokenTerms, Tokens, View, Welcome, begin_rights, join, join_as_controller, renew,
+    Admission, ClusterError, ClusterFile, Controller, Follow, Followed, HostKey, HostRecord, News, Operator, Pending,
+    Report, Token, TokenTerms, Tokens, View, Welcome, begin_rights, join, join_as_controller, renew,
 };
+use freeflow_etcd::EtcdStore;
+use freeflow_orchestrator::Store;
+use freeflow_orchestrator::store::{Transaction, Write};
 use serde_json::json;
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -45,6 +48,29 @@ fn key(etcd: &Cluster, host: &str) -> HostKey {
 
 fn why(outcome: Result<Welcome, ClusterError>) -> String {
     outcome.expect_err("it is refused").to_string()
+}
+
+/// A host's cluster file, with the certificate that it got.
+fn own_file(etcd: &Cluster, host: &str, welcome: &Welcome) -> ClusterFile {
+    let pem = welcome.certificate.as_ref().expect("a certificate");
+    fs::write(etcd.directory().join(format!("{host}.pem")), pem).expect("written");
+    let (cert, key) = (format!("{host}.pem"), format!("{host}.etcd.key"));
+    let fields = json!({"etcd": [etcd.url(0)], "cacert": "ca.pem", "cert": cert, "key": key});
+    let path = etcd.directory().join(format!("{host}.json"));
+    fs::write(&path, fields.to_string()).expect("written");
+    ClusterFile::read(&path).expect("a file")
+}
+
+fn delete(store: &mut EtcdStore, key: &str) {
+    let writes = vec![Write { key: key.into(), value: None, lease: None }];
+    store.commit(&Transaction { compares: Vec::new(), writes }).expect("deleted");
+}
+
+/// etcd with a certificate that `own_file` has written, at a part of the cluster.
+fn store_as(etcd: &Cluster, host: &str, part: &str) -> EtcdStore {
+    fs::copy(etcd.directory().join(format!("{host}.etcd.key")), etcd.directory().join(format!("{host}.key")))
+        .expect("copied");
+    EtcdStore::new(&etcd.endpoints_as(host), part).expect("a store")
 }
 
 /// Ends them also where a test fails.
@@ -145,6 +171,13 @@ fn tokens_end_and_names_are_kept() {
             std::process::Command::new("openssl").args(["x509", "-noout", "-subject", "-in"]).arg(&pem).output();
         let subject = String::from_utf8(subject.expect("openssl").stdout).expect("text");
         assert!(subject.contains("host-root-"), "{subject}");
+        // A request that the token's key has not signed is taken away, and nobody is answered.
+        let mut joins = open(&etcd.endpoints_as("root"), &format!("/freeflow/joins/{}", token.id));
+        put(&mut joins, "forged/request", r#"{"body":"{}","signature":"AAAA"}"#).expect("written");
+        until("it is gone", || match joins.list("forged/", None).expect("read").entries.len() {
+            0 => Ok(()),
+            count => Err(format!("{count} entries")),
+        });
         // A damaged entry holds up nobody else.
         let mut store = open(&etcd.endpoints_as("root"), "/freeflow/admission");
         put(&mut store, "hosts/damaged", "no JSON").expect("written");
@@ -161,7 +194,7 @@ fn tokens_end_and_names_are_kept() {
         until("it expires", || is_over().then_some(()).ok_or_else(|| "not yet".into()));
         assert!(why("h3", "h3", &short, WAIT).contains("expired"));
     });
-    assert_eq!(said.iter().filter(|text| text.contains("is refused")).count(), 3, "{said:?}");
+    assert_eq!(said.iter().filter(|text| text.contains("is refused")).count(), 1, "the rest is counted: {said:?}");
     assert!(said.iter().any(|text| text.contains("host damaged gets no answer")), "{said:?}");
     let other = self::token(&file, 1);
     assert!(why("h4", "h4", &other, Duration::from_secs(1)).contains("no controller has answered"));
@@ -203,10 +236,203 @@ fn hosts_ranges_are_apart_and_come_back_when_they_are_removed() {
         let view = operator.view().expect("read");
         Controller::run(&file, &view).expect("done");
         assert!(operator.change(&apply(vec![network("blue", "10.111.3.128/25")]), false).is_err());
-        assert_eq!(operator.remove_host("h1").expect("removed"), 1);
+        assert_eq!(operator.remove_host("h1").expect("removed").blocks, 1);
         assert_eq!(range("h3"), "10.111.0.0/24", "it is free again");
     });
     assert!(operator.view().expect("read").block("default", "h2").is_some());
+}
+
+#[test]
+fn a_token_has_a_user_of_its_own_as_long_as_it_is_good() {
+    let etcd = Cluster::start(1, &["root"]);
+    let file = begin(&etcd, true);
+    let join_users = || {
+        let users = etcd.etcdctl(Some("root"), &["user", "list"]);
+        users.lines().filter_map(|user| user.strip_prefix("join-")).map(str::to_owned).collect::<Vec<_>>()
+    };
+    let (kept, revoked, gone) = (token(&file, 1), token(&file, 1), token(&file, 1));
+    assert_eq!(join_users().len(), 3);
+    Tokens::open(&file).expect("a cluster").revoke(&revoked.id).expect("revoked");
+    assert!(!join_users().contains(&revoked.id) && join_users().len() == 2);
+    // By an operator, who has no right to take users away: a controller does.
+    let mut store = open(&etcd.endpoints_as("root"), "/freeflow/admission");
+    delete(&mut store, &format!("tokens/{}", gone.id));
+    // Of another cluster in the same etcd, and somebody's whose name is alike.
+    etcd.etcdctl(Some("root"), &["role", "add", "join-0123456789ab"]);
+    let others =
+        ["role", "grant-permission", "join-0123456789ab", "readwrite", "--prefix", "/other/joins/0123456789ab/"];
+    etcd.etcdctl(Some("root"), &others);
+    for user in ["join-0123456789ab", "join-me"] {
+        etcd.etcdctl(Some("root"), &["user", "add", user, "--no-password"]);
+    }
+    let view = Operator::open(&file.as_own()).expect("a cluster").view().expect("read");
+    let sweep = || Admission::open(&file, &view).expect("its keys").sweep().expect("done");
+    assert_eq!((sweep().len(), sweep().len()), (1, 0));
+    let mut left = join_users();
+    left.sort_unstable();
+    let mut expected = vec![kept.id.clone(), "0123456789ab".into(), "me".into()];
+    expected.sort_unstable();
+    assert_eq!(left, expected);
+    let ((), _) = with_controllers(&file, 1, || {
+        join(&kept, "h1", &key(&etcd, "h1"), WAIT).expect("admitted");
+        assert!(why(join(&gone, "h2", &key(&etcd, "h2"), WAIT)).contains("lets nobody in by the token"));
+    });
+    // It is used up, and the answer may be asked for again; later nobody has anything to ask.
+    assert_eq!(sweep().len(), 0);
+    let key = format!("tokens/{}", kept.id);
+    let there = store.get(&key, None).expect("read").expect("it is there");
+    let mut record: serde_json::Value = serde_json::from_slice(&there.value).expect("JSON");
+    record["used_up_s"] = (record["used_up_s"].as_u64().expect("a number") - 600).into();
+    put(&mut store, &key, &record.to_string()).expect("written");
+    assert_eq!((sweep().len(), join_users().contains(&kept.id)), (1, false));
+    let left = etcd.etcdctl(Some("root"), &["get", "--prefix", "--keys-only", "/freeflow/joins/"]);
+    assert_eq!(left.trim(), "", "something of them is left");
+}
+
+/// It writes as long as it may, and then nothing of it is left.
+#[test]
+fn a_host_that_was_removed_can_not_write_itself_back() {
+    let etcd = Cluster::start(1, &["root"]);
+    let file = begin(&etcd, true);
+    let mut operator = Operator::open(&file.as_own()).expect("a cluster");
+    let token = token(&file, 9);
+    let (welcome, _) = with_controllers(&file, 1, || join(&token, "h1", &key(&etcd, "h1"), WAIT).expect("admitted"));
+    own_file(&etcd, "h1", &welcome);
+    let mut hostile = store_as(&etcd, "h1", "/freeflow/hosts/h1");
+    let bytes = serde_json::to_string(&record(1)).expect("encodable");
+    put(&mut hostile, "record", &bytes).expect("it speaks");
+    put(&mut hostile, "other", "x").expect("it writes what it likes");
+    // No controller is up.
+    let removed = operator.remove_host("h1").expect("noted");
+    assert_eq!((removed.blocks, removed.is_pending, removed.token), (1, true, Some((token.id.clone(), 8))));
+    put(&mut hostile, "record", &bytes).expect("its certificate works still");
+    assert!(operator.view().expect("read").hosts().contains_key("h1"), "it has come back");
+    let (removed, said) = with_controllers(&file, 2, || operator.remove_host("h1").expect("removed"));
+    assert!(!removed.is_pending && said.iter().any(|text| text.contains("are nobody's now")), "{removed:?} {said:?}");
+    assert!(put(&mut hostile, "record", &bytes).is_err());
+    let left = etcd.etcdctl(Some("root"), &["get", "--prefix", "--keys-only", "/freeflow/hosts/"]);
+    assert_eq!(left.trim(), "", "something of it is left");
+    let view = operator.view().expect("read");
+    assert!(view.hosts().is_empty() && view.block("default", "h1").is_none());
+    assert_eq!(etcd.etcdctl(Some("root"), &["user", "list"]).matches("host-h1-").count(), 0);
+    // The next host of the name loses nothing by a controller that finishes late.
+    let other = key(&etcd, "next");
+    let (welcome, _) = with_controllers(&file, 2, || join(&token, "h1", &other, WAIT).expect("admitted"));
+    assert_eq!(
+        operator.view().expect("read").block("default", "h1").map(|block| block.to_string()),
+        Some(welcome.range)
+    );
+}
+
+#[test]
+fn a_host_has_a_user_of_its_own_and_loses_a_controllers_rights() {
+    let etcd = Cluster::start(1, &["root"]);
+    let file = begin(&etcd, true);
+    let (token, key) = (token(&file, 9), key(&etcd, "h1"));
+    let welcome = join_as_controller(&file, "h1", &key).expect("a controller");
+    own_file(&etcd, "h1", &welcome);
+    let mut blocks = store_as(&etcd, "h1", "/freeflow/blocks");
+    put(&mut blocks, "red/h1", "10.0.0.0/24").expect("a controller may");
+    let (welcome, _) = with_controllers(&file, 1, || join(&token, "h1", &key, WAIT).expect("the same host"));
+    own_file(&etcd, "h1", &welcome);
+    let mut blocks = store_as(&etcd, "h1", "/freeflow/blocks");
+    assert!(put(&mut blocks, "red/h1", "10.0.1.0/24").is_err(), "a plain host may not");
+    put(&mut store_as(&etcd, "h1", "/freeflow/hosts/h1"), "record", "{}").expect("its own part");
+    // An entry that somebody has written among those of hosts that were admitted makes no certificate of another name.
+    let mut store = open(&etcd.endpoints_as("root"), "/freeflow/admission");
+    let there = store.get("hosts/h1", None).expect("read").expect("it is there");
+    let there: serde_json::Value = serde_json::from_slice(&there.value).expect("JSON");
+    for user in [
+        "root",
+        "operator",
+        "host-h1-",
+        "host-h1-0123456789abcdeF",
+        "host-h1-0123456789abcdef0",
+        "host-h2-0123456789abcdef",
+    ] {
+        let mut bad = there.clone();
+        bad["user"] = user.into();
+        put(&mut store, "hosts/h1", &bad.to_string()).expect("written");
+        let (outcome, _) = with_controllers(&file, 1, || join(&token, "h1", &key, WAIT));
+        let why = why(outcome);
+        assert!(why.contains("which is none of a host"), "{user}: {why}");
+    }
+    let users = etcd.etcdctl(Some("root"), &["user", "list"]);
+    assert!(users.lines().any(|user| user == "root") && users.lines().any(|user| user == "operator"), "{users}");
+}
+
+#[test]
+fn what_bearers_of_tokens_write_is_controllers_business_alone() {
+    let etcd = Cluster::start(1, &[]);
+    let file = begin(&etcd, false);
+    let token = token(&file, 1);
+    let mut joins = open(&etcd.endpoints(), &format!("/freeflow/joins/{}", token.id));
+    let listed = |follow: &Follow| match follow.next(WAIT) {
+        Some(News::Listed(_, entries)) => entries.iter().map(|entry| entry.key.clone()).collect::<Vec<_>>(),
+        other => panic!("{other:?}"),
+    };
+    put(&mut joins, "h1/request", "before").expect("written");
+    let (plain, controller) = (ClusterFile { controller: false, ..file.clone() }, file);
+    let follow = Follow::start(&plain).expect("a follower");
+    let keys = listed(&follow);
+    assert!(
+        !keys.is_empty() && keys.iter().all(|key| !key.contains("/joins/") && !key.contains("/admission/")),
+        "{keys:?}"
+    );
+    let keys = listed(&Follow::start(&controller).expect("a follower"));
+    assert!(["/joins/", "/admission/"].iter().all(|part| keys.iter().any(|key| key.contains(part))), "{keys:?}");
+    put(&mut joins, "h1/request", "after").expect("written");
+    put(&mut open(&etcd.endpoints(), "/freeflow/hosts/h1"), "record", "{}").expect("written");
+    loop {
+        match follow.next(WAIT) {
+            Some(News::Changed(_, changes)) => {
+                assert!(changes.iter().all(|(key, _)| key.starts_with("/freeflow/hosts/h1/")), "{changes:?}");
+                break;
+            }
+            Some(News::Unchanged(_)) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    // More than is read at once: a controller goes on with a part of them.
+    let value = "x".repeat(1 << 20);
+    for number in 0..40 {
+        put(&mut joins, &format!("n{number:02}/other"), &value).expect("written");
+    }
+    put(&mut joins, "z/request", "late").expect("written");
+    let keys = listed(&Follow::start(&controller).expect("a follower"));
+    assert!(keys.iter().any(|key| key.contains("/n00/")) && !keys.iter().any(|key| key.contains("/z/")), "{keys:?}");
+}
+
+/// A host that joined says that it has all addresses; and where there are none, no use of a token is lost.
+#[test]
+fn no_host_keeps_others_out_by_what_it_says_it_has() {
+    let etcd = Cluster::start(1, &[]);
+    let file = begin(&etcd, false);
+    let mut operator = Operator::open(&file).expect("a cluster");
+    let token = token(&file, 9);
+    let uses_left = || Tokens::open(&file).expect("a cluster").list().expect("read")[0].1.uses_left;
+    let ((), _) = with_controllers(&file, 1, || {
+        join(&token, "h1", &key(&etcd, "h1"), WAIT).expect("admitted");
+        let report = Report::start(&file, "h1").expect("a thread");
+        let own = HostRecord { default_range: "10.111.0.0/16".into(), ..record(1) };
+        report.say(Some(own), None, Followed::default());
+        until("it is there", || match operator.view().map_err(|error| error.to_string())?.hosts().contains_key("h1") {
+            true => Ok(()),
+            false => Err("not yet".into()),
+        });
+        let welcome = join(&token, "h2", &key(&etcd, "h2"), WAIT).expect("admitted, too");
+        assert_eq!((welcome.range.as_str(), uses_left()), ("10.111.1.0/24", 7));
+    });
+    // All of it is a host's, by hand.
+    operator.remove_host("h1").expect("noted");
+    let hand = HostRecord { default_range: "10.111.0.0/16".into(), ..record(3) };
+    let mut store = open(&etcd.endpoints(), "/freeflow/hosts/hand");
+    let ((), _) = with_controllers(&file, 1, || {
+        put(&mut store, "record", &serde_json::to_string(&hand).expect("encodable")).expect("written");
+        let why = why(join(&token, "h4", &key(&etcd, "h4"), WAIT));
+        assert!(why.contains("no block of 10.111.0.0/16 is left"), "{why}");
+        assert_eq!(uses_left(), 7);
+    });
 }
 
 #[test]

@@ -154,7 +154,7 @@ fn each_host_has_a_block_until_it_has_followed_the_deletion() {
     view = operator.view().expect("read");
     assert_eq!((view.block("red", "h1"), view.block("red", "h2").is_some()), (None, true));
     // The other one is gone for good.
-    assert_eq!(operator.remove_host("h2").expect("forgotten"), 1);
+    assert_eq!(operator.remove_host("h2").expect("forgotten").blocks, 1);
     assert_eq!(refusal(operator.remove_host("h2")), Reason::NotFound);
     let view = operator.view().expect("read");
     assert_eq!((view.hosts().len(), blocks(&view, "red").len()), (1, 0));

@@ -74,6 +74,25 @@ fn a_host_believes_itself_first() {
     }
 }
 
+/// It says that it has the next one's block, before that one is there.
+#[test]
+fn a_host_with_a_block_has_no_other_range() {
+    let says = |range: &str| HostRecord { default_range: range.into(), ..record(2) };
+    for (range, is_believed) in
+        [("10.111.2.0/24", true), ("10.111.2.128/25", true), ("10.111.3.0/24", false), ("10.111.0.0/16", false)]
+    {
+        let given = Given::new().block("default", "h2", "10.111.2.0/24").block("default", "h3", "10.111.3.0/24");
+        let given = given.host("h2", &says(range)).host("hand", &record(4)).host("h3", &record(3));
+        let PeersOf { peers, problems } = peers(&given.view());
+        let prefixes = |name: &str| {
+            peers.iter().find(|peer| peer.host == name).map(|peer| peer.prefixes.clone()).unwrap_or_default()
+        };
+        assert_eq!((prefixes("h3"), prefixes("hand")), (vec!["10.111.3.0/24".into()], vec!["10.111.4.0/24".into()]));
+        let expected = if is_believed { vec![range.to_owned()] } else { Vec::new() };
+        assert_eq!((prefixes("h2"), problems.len()), (expected, usize::from(!is_believed)), "{range}: {problems:?}");
+    }
+}
+
 /// A router refuses the whole file for one line that it does not like.
 #[test]
 fn routers_take_the_file_whatever_hosts_say() {
