@@ -32,6 +32,9 @@ FAULT_SECONDS = (0.3, 1.5)
 # again after 5 s at most (`PAUSE_LONGEST` in crates/etcd/src/follower.rs) and then has a round of 2 s. The rest is
 # for a machine that is busy with other stages; how long it took is printed.
 EQUAL_SECONDS = 5 + 7 + 8
+# A word to people about vNICs, by which nobody goes: on a busy machine it is tried again after twenty times what the
+# router took to answer (`REST_FOR_ANSWERS` in crates/cli/src/publisher.rs).
+OF_VIEWS = "can't say which vNICs this host has"
 COMMAND_SECONDS = 60
 PATIENCE_SECONDS = 1.0
 WEIGHTS = {
@@ -453,7 +456,7 @@ class Trial:
             for number in HOSTS:
                 file = hosts.host(number).run_dir / "cluster.problems"
                 said = json.loads(file.read_text()) if file.exists() else []
-                wrong += [f"{name_of(number)} says: {text}" for text in said]
+                wrong += [f"{name_of(number)} says: {text}" for text in said if not text.startswith(OF_VIEWS)]
         return wrong
 
     def check(self):
