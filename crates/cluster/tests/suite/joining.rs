@@ -394,9 +394,10 @@ fn what_bearers_of_tokens_write_is_controllers_business_alone() {
         }
     }
     // More than is read at once: a controller goes on with a part of them.
-    let value = "x".repeat(1 << 20);
-    for number in 0..40 {
-        put(&mut joins, &format!("n{number:02}/other"), &value).expect("written");
+    for number in 0..16 {
+        let write = |part| Write { key: format!("n{number:02}/{part}"), value: Some(vec![b'x'; 60_000]), lease: None };
+        let writes = (0..20).map(write).collect();
+        joins.commit(&Transaction { compares: Vec::new(), writes }).expect("written");
     }
     put(&mut joins, "z/request", "late").expect("written");
     let keys = listed(&Follow::start(&controller).expect("a follower"));
