@@ -355,11 +355,12 @@ impl Follower {
         let error = match Admission::open(&self.file, &self.view) {
             Ok(mut admission) => {
                 let (mut said, mut error) = admission.run(&mut self.pending);
-                if is_sweep_due && error.is_none() {
+                // Also where an answer can't be written: an etcd that is full deletes users still.
+                if is_sweep_due {
                     self.swept_at = Some(Instant::now());
                     match admission.sweep() {
                         Ok(texts) => said.extend(texts),
-                        Err(failure) => error = Some(failure),
+                        Err(failure) => error = error.or(Some(failure)),
                     }
                 }
                 said.iter().for_each(|text| log(text));

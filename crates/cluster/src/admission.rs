@@ -152,6 +152,9 @@ impl Pending {
     fn change(&mut self, key: &str, entry: Option<&Entry>) {
         if let Some(host) = key.strip_prefix(&self.hosts) {
             let read = |entry: &Entry| serde_json::from_slice::<Admitted>(&entry.value).ok();
+            if !is_host_name(host) {
+                return;
+            }
             match entry.and_then(read).is_some_and(|admitted| admitted.is_removed) {
                 true => {
                     self.retried_at = None;
@@ -241,16 +244,25 @@ impl<'a> Admission<'a> {
     /// etcd did not do it.
     pub fn sweep(&self) -> Result<Vec<String>, ClusterError> {
         let Some(rights) = &self.rights else { return Ok(Vec::new()) };
-        let mut said = Vec::new();
+        let (mut said, mut failed) = (Vec::new(), None);
         // Users first: each was made after its token.
         for id in rights.tokens()? {
-            let (record, _) = read::<TokenRecord>(&self.store, &format!("{TOKENS}{id}"))?;
-            if record.is_none_or(|record| record.is_over(now_s())) && rights.is_own_token(&id)? {
-                rights.take_token(&id)?;
-                said.push(format!("nobody joins by the token {id} any more: its user in etcd is gone"));
+            let take = || -> Result<bool, ClusterError> {
+                let (record, _) = read::<TokenRecord>(&self.store, &format!("{TOKENS}{id}"))?;
+                let is_over = record.is_none_or(|record| record.is_over(now_s())) && rights.is_own_token(&id)?;
+                if is_over {
+                    rights.take_token(&id)?;
+                }
+                Ok(is_over)
+            };
+            // One that fails holds up no other.
+            match take() {
+                Ok(true) => said.push(format!("nobody joins by the token {id} any more: its user in etcd is gone")),
+                Ok(false) => {}
+                Err(error) => failed = Some(error),
             }
         }
-        Ok(said)
+        failed.map_or(Ok(said), Err)
     }
 
     /// Does what waits, a bounded part of it: a line for the log about each, and why it ended early, if it did. Then

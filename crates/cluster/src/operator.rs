@@ -8,7 +8,7 @@ use crate::in_parts::{Name, Partly, checked_parts, is_many, name_of};
 use crate::keys::{FOLLOWED, IDENTITY, RECORD, SERIAL, vnics_key};
 use crate::peers::own_ranges;
 use crate::places::{self, Move, holder_of, move_vnic};
-use crate::records::{Identity, VERSION, now_s};
+use crate::records::{Identity, VERSION, is_host_name, now_s};
 use crate::turns::{serial_in, serial_write};
 use crate::view::{View, places_in, state_of};
 use crate::vnics::VNICS_PART_COUNT;
@@ -36,6 +36,8 @@ pub struct Removed {
     pub blocks: usize,
     /// No controller has taken its user out of etcd yet: until then it can write itself back, and has its blocks.
     pub is_pending: bool,
+    /// It was admitted by nobody: a user in etcd that it may have was made by hand, and stays.
+    pub is_by_hand: bool,
     /// The token that it came by, and how many hosts can still join by that, if any.
     pub token: Option<(String, u32)>,
 }
@@ -317,32 +319,54 @@ impl Operator {
     /// # Errors
     /// `Refused`: no such host. etcd did not do it.
     pub fn remove_host(&mut self, name: &str) -> Result<Removed, ClusterError> {
-        let mut store = self.file.store(&self.file.keys().host(name))?;
-        let present = store.list("", None)?.entries;
-        let blocks = Controller::count_of(&self.file, name)?;
-        let admitted = remove_host(&self.file, name)?;
-        let own =
-            [RECORD, FOLLOWED, RENEWAL].into_iter().map(str::to_owned).chain((0..VNICS_PART_COUNT).map(vnics_key));
-        let own = own.filter(|key| present.iter().any(|entry| entry.key == *key));
-        let writes: Vec<Write> = own.map(|key| Write { key, value: None, lease: None }).collect();
-        if !writes.is_empty() {
-            // The next host of the name may have written it meanwhile.
-            let modified = present.iter().find(|entry| entry.key == RECORD).map(|entry| entry.modified);
-            let compares = vec![Compare { key: RECORD.into(), modified }];
-            store.commit(&Transaction { compares, writes })?;
+        if !is_host_name(name) {
+            return Err(Refusal::new(Reason::NotFound, format!("{name:?} is no name of a host")).into());
         }
+        let blocks = Controller::count_of(&self.file, name)?;
+        // First of all: a host may have written more than can be read.
+        let admitted = remove_host(&self.file, name)?;
+        let was_there = match self.delete_words(name) {
+            // A controller ends that.
+            Err(ClusterError::Refused(_)) if admitted.is_some() => true,
+            done => done?,
+        };
         let Some(admitted) = admitted else {
             Controller::release(&self.file, name, None)?;
             places::release(&self.file, name, None)?;
-            if present.is_empty() && blocks == 0 {
+            if !was_there && blocks == 0 {
                 return Err(Refusal::new(Reason::NotFound, format!("no host {name} is in the cluster")).into());
             }
-            return Ok(Removed { blocks, is_pending: false, token: None });
+            return Ok(Removed { blocks, is_pending: false, is_by_hand: true, token: None });
         };
         let is_pending = !is_taken(&self.file, name, &admitted.user, REMOVAL_TIME)?;
         let uses = |token: String| Ok::<_, ClusterError>(uses_left(&self.file, &token)?.map(|uses| (token, uses)));
         let token = admitted.token.map(uses).transpose()?.flatten();
-        Ok(Removed { blocks, is_pending, token })
+        Ok(Removed { blocks, is_pending, is_by_hand: false, token })
+    }
+
+    /// Deletes what a host says of itself; whether there was any of it.
+    fn delete_words(&self, name: &str) -> Result<bool, ClusterError> {
+        let mut store = self.file.store(&self.file.keys().host(name))?;
+        let own = [RECORD, FOLLOWED, RENEWAL].map(str::to_owned).into_iter();
+        let own: Vec<String> = own.chain((0..VNICS_PART_COUNT).map(vnics_key)).collect();
+        for _ in 0..ATTEMPT_COUNT {
+            let mut present = Vec::new();
+            for key in &own {
+                present.extend(store.get(key, None)?.map(|entry| (key.clone(), entry.modified)));
+            }
+            if present.is_empty() {
+                return Ok(false);
+            }
+            let modified = present.iter().find(|(key, _)| key == RECORD).map(|(_, modified)| *modified);
+            let writes = present.into_iter().map(|(key, _)| Write { key, value: None, lease: None }).collect();
+            let compares = vec![Compare { key: RECORD.into(), modified }];
+            // In a conflict the host has written it meanwhile, or the next one of the name.
+            if let Committed::Done(_) = store.commit(&Transaction { compares, writes })? {
+                return Ok(true);
+            }
+        }
+        Err(Refusal::new(Reason::Conflict, "the host writes its record again and again; take its user away first")
+            .into())
     }
 }
 

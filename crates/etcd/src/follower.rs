@@ -68,7 +68,17 @@ pub struct Follower {
     watch: Option<(Watch, usize)>,
     /// Parts of a revision that is not complete.
     parts: Vec<WatchEvent>,
+    /// The revision that the last event was of, where more of it may come.
+    open: Option<i64>,
     failures: u32,
+}
+
+impl WatchEvent {
+    /// Whether it is of a key of these parts.
+    fn is_of(&self, parts: &[Part]) -> bool {
+        let key = self.kv.as_ref().map_or(&[][..], |kv| kv.key.as_slice());
+        parts.iter().any(|part| key.starts_with(part.prefix.as_bytes()))
+    }
 }
 
 fn change_of(event: WatchEvent) -> Option<KeyChange> {
@@ -87,7 +97,7 @@ impl Follower {
     pub fn spawn_of(client: Client, prefix: &str, told_of: Vec<Part>) -> mpsc::Receiver<News> {
         let (sender, receiver) = mpsc::channel(NEWS_COUNT);
         let (prefix, parts) = (prefix.into(), Vec::new());
-        let mut follower = Self { client, prefix, told_of, told: None, watch: None, parts, failures: 0 };
+        let mut follower = Self { client, prefix, told_of, told: None, watch: None, parts, open: None, failures: 0 };
         tokio::spawn(async move {
             loop {
                 let news = tokio::select! {
@@ -174,7 +184,7 @@ impl Follower {
             prev_kv: false,
             fragment: true,
         };
-        self.parts.clear();
+        (self.parts, self.open) = (Vec::new(), None);
         let open = async {
             let mut watch = self.client.watch(member, create).await?;
             let response = watch.next().await?;
@@ -206,25 +216,29 @@ impl Follower {
         }
         let at = revision(revision_of(response.header.as_ref()));
         let told = self.told.unwrap_or_default();
-        let is_progress = response.events.is_empty() && self.parts.is_empty();
-        self.parts.extend(response.events.into_iter().filter(|event| revision(event.modified()) > told));
+        let is_progress = response.events.is_empty() && self.open.is_none();
         // Revisions come in order: those before the last are complete, also in a part of a response.
-        let last = self.parts.last().map_or(0, WatchEvent::modified);
-        let complete = if response.fragment {
-            self.parts.partition_point(|event| event.modified() < last)
-        } else {
-            self.parts.len()
-        };
-        let events: Vec<WatchEvent> = self.parts.drain(..complete).collect();
+        let mut until = None;
+        for event in response.events.into_iter().filter(|event| revision(event.modified()) > told) {
+            let modified = event.modified();
+            until = self.open.replace(modified).filter(|open| *open < modified).or(until);
+            // Others are not kept, however many of them a revision has.
+            if event.is_of(&self.told_of) {
+                self.parts.push(event);
+            }
+        }
+        if !response.fragment {
+            until = self.open.take().or(until);
+        }
         // Not the header's revision: that may be ahead of events that etcd still sends bit by bit.
-        let Some(until) = events.last().map(|event| revision(event.modified())) else {
+        let Some(until) = until.map(revision) else {
             let is_news = is_progress && at > told;
             self.told = self.told.max(is_news.then_some(at));
             return Ok(is_news.then_some(News::Unchanged(at)));
         };
         self.told = Some(until);
-        let is_told = |(key, _): &KeyChange| self.told_of.iter().any(|part| key.starts_with(&part.prefix));
-        let changes: Vec<KeyChange> = events.into_iter().filter_map(change_of).filter(is_told).collect();
+        let complete = self.parts.partition_point(|event| revision(event.modified()) <= until);
+        let changes: Vec<KeyChange> = self.parts.drain(..complete).filter_map(change_of).collect();
         Ok(Some(if changes.is_empty() { News::Unchanged(until) } else { News::Changed(until, changes) }))
     }
 }

@@ -73,7 +73,7 @@ pub fn cluster(run_dir: &RunDir, action: Cluster) -> Result<()> {
     }
 }
 
-fn say_removed(host: &str, Removed { blocks, is_pending, token }: &Removed) {
+fn say_removed(host: &str, Removed { blocks, is_pending, is_by_hand, token }: &Removed) {
     output::line(match is_pending {
         false => format!("Host {host} is forgotten; {blocks} blocks of addresses are free."),
         true => format!(
@@ -81,6 +81,12 @@ fn say_removed(host: &str, Removed { blocks, is_pending, token }: &Removed) {
              certificate works, it can write itself back, and its {blocks} blocks of addresses stay its."
         ),
     });
+    if *is_by_hand {
+        output::line(format!(
+            "It had no token: if it has a user in etcd, that can write the host back: etcdctl user delete {host}; etcdctl \
+             role delete {host}"
+        ));
+    }
     if let Some((id, uses)) = token {
         output::line(format!(
             "It had joined by the token {id}, by which {uses} more can: freeflow cluster token revoke {id}"

@@ -1,6 +1,6 @@
 //! News of changes, whatever happens on the way: none is missed, none told twice.
 use crate::common::{Cluster, SOON, open, put, until, write};
-use freeflow_etcd::{Client, EtcdStore, Follower, News};
+use freeflow_etcd::{Client, EtcdStore, Follower, News, Part};
 use freeflow_orchestrator::Revision;
 use freeflow_orchestrator::store::{Store, Transaction};
 use std::collections::BTreeMap;
@@ -22,11 +22,25 @@ struct Known {
 
 impl Known {
     fn new(cluster: &Cluster, root: &str) -> Self {
+        let prefix = format!("{root}/data/");
+        Self::of(cluster, &prefix, &prefix)
+    }
+
+    /// Of a part of all keys that begin so.
+    fn of(cluster: &Cluster, whole: &str, prefix: &str) -> Self {
         let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
         let client = runtime.block_on(async { Client::new(&cluster.endpoints()) }).expect("a client");
-        let prefix = format!("{root}/data/");
-        let follower = runtime.block_on(async { Follower::spawn(client.call_time(Duration::from_secs(1)), &prefix) });
-        Self { runtime, follower, prefix, keys: BTreeMap::new(), revision: Revision(0), lists: 0, behind: 0 }
+        let (client, parts) = (client.call_time(Duration::from_secs(1)), vec![Part::whole(prefix)]);
+        let follower = runtime.block_on(async { Follower::spawn_of(client, whole, parts) });
+        Self {
+            runtime,
+            follower,
+            prefix: prefix.into(),
+            keys: BTreeMap::new(),
+            revision: Revision(0),
+            lists: 0,
+            behind: 0,
+        }
     }
 
     fn next(&mut self) -> Option<News> {
@@ -149,6 +163,37 @@ fn what_was_compacted_away_is_listed_again() {
     put(&mut store, "new", "2").expect("written");
     known.catch_up(&store);
     assert_eq!(known.lists, 2, "and it is followed again");
+}
+
+/// Others' keys are in the same revisions, before ours and after them, and fill responses of their own.
+#[test]
+fn parts_that_are_not_followed_hide_nothing() {
+    let cluster = Cluster::start(1, &[]);
+    let mut store = open(&cluster.endpoints(), ROOT);
+    let mut known = Known::of(&cluster, &format!("{ROOT}/"), &format!("{ROOT}/data/m/"));
+    // More than etcd sends in one piece.
+    let large = "x".repeat(60_000);
+    for round in 0..6 {
+        let others = |side: &str| -> Vec<_> {
+            (0..12).map(|number| write(&format!("{side}/{round}.{number}"), Some(&large))).collect()
+        };
+        let own = write(&format!("m/{round}"), Some(&round.to_string()));
+        let writes = if round % 3 == 0 {
+            others("a")
+        } else {
+            others("a").into_iter().chain([own]).chain(others("z")).collect()
+        };
+        store.commit(&Transaction { compares: Vec::new(), writes }).expect("written");
+        put(&mut store, "m/last", &round.to_string()).expect("written");
+    }
+    let begin = std::time::Instant::now();
+    while known.keys.get(&format!("{ROOT}/data/m/last")).map(Vec::as_slice) != Some(b"5") {
+        assert!(begin.elapsed() < SOON, "{:?}", known.keys.keys());
+        known.next();
+    }
+    let own: Vec<&str> = known.keys.keys().map(|key| key.rsplit('/').next().expect("a name")).collect();
+    assert_eq!(own, ["1", "2", "4", "5", "last"]);
+    assert_eq!((known.lists, known.behind), (1, 0));
 }
 
 #[test]
