@@ -15,7 +15,7 @@ import harness
 from harness import need
 from harness.etcd import Etcd
 from harness.lab import Lab
-from harness.page import blocks, fits
+from harness.page import blocks, examples, fits, write
 from harness.settings import DIST, ROOT
 
 DOCUMENT = ROOT / "docs" / "CLUSTER.md"
@@ -46,11 +46,6 @@ class Page:
         """With the addresses of this laboratory."""
         return re.sub(r"\b192\.0\.2\.([123])\b", lambda found: self.addresses[int(found[1]) - 1], text)
 
-    def write(self, content):
-        name = re.match(r"# (\S+\.yaml)\n", content)
-        need(name, "a YAML block does not begin with `# NAME.yaml`")
-        (self.files / name[1]).write_text(content + "\n")
-
     def run(self, content, expected):
         place = re.match(r"# on h([123])\n", content)
         need(place, "a block does not begin with `# on hN`")
@@ -79,19 +74,9 @@ class Page:
             self.etcd.close()
 
 
-BLOCKS = [block for block in blocks(DOCUMENT.read_text()) if block[0] > DOCUMENT.read_text().split("## Step by step")[0].count("\n")
-          and block[0] < DOCUMENT.read_text().split("## Tokens")[0].count("\n")]
-
-
-def examples():
-    files = []
-    for index, (line, language, content) in enumerate(BLOCKS):
-        following = BLOCKS[index + 1] if index + 1 < len(BLOCKS) else (0, "-", "")
-        if language == "yaml":
-            files.append(content)
-        elif language == "sh":
-            yield pytest.param(files, content, following[2] if following[1] == "" else None, id=f"CLUSTER.md:{line}")
-            files = []
+TEXT = DOCUMENT.read_text()
+BEGIN, END = (TEXT[:TEXT.index(title)].count("\n") for title in ("## Step by step", "## Tokens"))
+BLOCKS = [block for block in blocks(TEXT) if BEGIN < block[0] < END]
 
 
 @pytest.fixture(scope="module")
@@ -112,8 +97,8 @@ def test_the_page_has_examples():
     need(len(BLOCKS) > 15, "the examples of docs/CLUSTER.md were not found")
 
 
-@pytest.mark.parametrize("files, content, expected", examples())
+@pytest.mark.parametrize("files, content, expected", examples(BLOCKS, "CLUSTER.md"))
 def test_example(page, files, content, expected):
     for file in files:
-        page.write(file)
+        write(page.files, file)
     page.run(content, expected)

@@ -10,7 +10,7 @@ import pytest
 import harness
 from harness import Running, need
 from harness.api import Api
-from harness.cluster import HOSTS, Hosts
+from harness.cluster import HOSTS, following
 from harness.settings import PORT
 
 DECLARED = """
@@ -29,17 +29,8 @@ spec: {tenant: blue, cidrs: [10.60.0.0/24]}
 @pytest.fixture(scope="module")
 def hosts():
     harness.require_commands("etcd", "etcdctl", "openssl", "ib_write_bw")
-    hosts = Hosts()
-    try:
-        hosts.as_operator("cluster", "init")
-        for number in HOSTS:
-            hosts.join(number)
-        hosts.apply(DECLARED)
-        hosts.wait_for_all()
-        hosts.wait("networks", lambda: all(hosts.network(n, "red") and hosts.network(n, "blue") for n in HOSTS))
+    with following(DECLARED, "red", "blue") as hosts:
         yield hosts
-    finally:
-        hosts.close()
 
 
 @pytest.fixture(scope="module")

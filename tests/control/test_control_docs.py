@@ -17,7 +17,7 @@ import pytest
 
 import harness
 from harness import namespaces, need
-from harness.page import blocks, fits
+from harness.page import blocks, examples, fits, write
 from harness.settings import DIST, ROOT
 
 DOCUMENT = ROOT / "docs" / "CONTROL.md"
@@ -57,11 +57,6 @@ class Page:
             **os.environ, "PATH": f"{programs}:{os.environ['PATH']}:/usr/sbin:/sbin", "FREEFLOW_RUN_DIR": str(host.run_dir),
             "FREEFLOW_ROUTER": str(DIST / "bin" / "freeflow-router"), "FREEFLOW_LIBDIR": str(DIST / "lib")}
 
-    def write(self, content):
-        name = re.match(r"# (\S+\.yaml)\n", content)
-        need(name, "a YAML block does not begin with `# NAME.yaml`")
-        (self.files / name[1]).write_text(content + "\n")
-
     def run(self, content, expected):
         script = content.replace(DEFAULT_RUN_DIR, str(self.host.run_dir))
         end = time.monotonic() + SETTLED_SECONDS
@@ -78,20 +73,6 @@ class Page:
 
 
 BLOCKS = blocks(DOCUMENT.read_text())
-
-
-def examples():
-    """Each block of commands with what it is to print, and the files that stand before it."""
-    files = []
-    for index, (line, language, content) in enumerate(BLOCKS):
-        following = BLOCKS[index + 1] if index + 1 < len(BLOCKS) else (0, "-", "")
-        if language == "yaml":
-            files.append(content)
-        elif language == "sh":
-            yield pytest.param(files, content, following[2] if following[1] == "" else None, id=f"CONTROL.md:{line}")
-            files = []
-        else:
-            need(language == "" and index > 0 and BLOCKS[index - 1][1] == "sh", f"line {line}: what is this block?")
 
 
 @pytest.fixture(scope="module")
@@ -116,8 +97,8 @@ def test_patterns_fit_what_they_should():
     self_check()
 
 
-@pytest.mark.parametrize("files, content, expected", examples())
+@pytest.mark.parametrize("files, content, expected", examples(BLOCKS, "CONTROL.md"))
 def test_example(page, files, content, expected):
     for file in files:
-        page.write(file)
+        write(page.files, file)
     page.run(content, expected)

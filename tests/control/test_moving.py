@@ -12,7 +12,7 @@ import pytest
 
 import harness
 from harness import need
-from harness.cluster import HOSTS, Hosts
+from harness.cluster import HOSTS, following
 from harness.settings import PORT
 
 DECLARED = """
@@ -37,17 +37,8 @@ ADDRESS = "10.50.0.226"
 @pytest.fixture(scope="module")
 def hosts():
     harness.require_commands("etcd", "etcdctl", "openssl", "ibv_rc_pingpong")
-    hosts = Hosts()
-    try:
-        hosts.as_operator("cluster", "init")
-        for number in HOSTS:
-            hosts.join(number)
-        hosts.wait_for_all()
-        hosts.apply(DECLARED)
-        hosts.wait("a block for each", lambda: all(hosts.network(n, "red") for n in HOSTS))
+    with following(DECLARED, "red") as hosts:
         yield hosts
-    finally:
-        hosts.close()
 
 
 def database(hosts, number, *options):

@@ -1,5 +1,6 @@
 """Three hosts of a laboratory that follow one declaration: a member of etcd on each, TLS, and an operator."""
 
+import contextlib
 import json
 import time
 
@@ -93,6 +94,22 @@ class Hosts:
         if self.etcd:
             self.etcd.close()
         self.lab.close()
+
+
+@contextlib.contextmanager
+def following(declared, *networks):
+    """Three hosts that have followed a declaration, and have blocks of its networks."""
+    hosts = Hosts()
+    try:
+        hosts.as_operator("cluster", "init")
+        for number in HOSTS:
+            hosts.join(number)
+        hosts.apply(declared)
+        hosts.wait_for_all()
+        hosts.wait("blocks", lambda: all(hosts.network(number, network) for number in HOSTS for network in networks))
+        yield hosts
+    finally:
+        hosts.close()
 
 
 class JoiningHosts(Hosts):

@@ -5,6 +5,8 @@ A `…` stands for anything within a line, alone in a line for any number of lin
 
 import re
 
+import pytest
+
 from harness.failure import need
 
 
@@ -42,3 +44,24 @@ def squeezed(output):
 
 def fits(expected, output):
     return pattern(expected).fullmatch(squeezed(output)) is not None
+
+
+def examples(found, document):
+    """Each block of commands with what it is to print, and the files that stand before it."""
+    files = []
+    for index, (line, language, content) in enumerate(found):
+        following = found[index + 1] if index + 1 < len(found) else (0, "-", "")
+        if language == "yaml":
+            files.append(content)
+        elif language == "sh":
+            yield pytest.param(files, content, following[2] if following[1] == "" else None, id=f"{document}:{line}")
+            files = []
+        else:
+            need(language == "" and index > 0 and found[index - 1][1] == "sh", f"line {line}: what is this block?")
+
+
+def write(directory, content):
+    """A YAML block, as the file that it names."""
+    name = re.match(r"# (\S+\.yaml)\n", content)
+    need(name, "a YAML block does not begin with `# NAME.yaml`")
+    (directory / name[1]).write_text(content + "\n")

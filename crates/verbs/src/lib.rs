@@ -51,5 +51,5 @@ pub use limits::{
 pub use qos::{PRIORITY_DEFAULT, PRIORITY_MAX, RateLimit, Shaping, TenantId, WEIGHT_DEFAULT, WEIGHT_MAX};
 pub use queue_pair::{PathMtu, QpState, QpType};
 pub use shard::Shard;
-pub use time::{Duration, Instant};
+pub use time::{Duration, Instant, civil_date};
 pub use work::{AtomicOperation, ReceiveRequest, SendFlags, SendOpcode, SendRequest, Sge};

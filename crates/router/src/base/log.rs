@@ -1,5 +1,6 @@
 //! Log lines on stderr: time, level, what happened, `key=value`. Never from the data path. Where
 //! stderr is `router.log`, that is bounded: see [`crate::base::log_file`].
+use freeflow_verbs::civil_date;
 use std::fmt::Write as _;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -68,15 +69,7 @@ pub(crate) use {info, warning};
 /// RFC 3339, UTC.
 pub fn timestamp(seconds: u64, millis: u32) -> String {
     let (days, second) = (seconds / 86_400, seconds % 86_400);
-    // Civil date from days, by eras of 400 years that begin on 1 March.
-    let shifted = days + 719_468;
-    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month_from_march = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
-    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
-    let year = era * 400 + year_of_era + u64::from(month <= 2);
+    let (year, month, day) = civil_date(days);
     let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{millis:03}Z")
 }
