@@ -3,7 +3,7 @@ use crate::ClusterError;
 use crate::file::ClusterFile;
 use crate::keys::block_key;
 use crate::peers::own_ranges;
-use crate::turns::{Guard, RELEASE_COUNT, WRITE_COUNT_MAX, busy, commit, commit_in_turn, part, serial_in};
+use crate::turns::{Guard, WRITE_COUNT_MAX, busy, commit, delete_in_turns, part, serial_in};
 use crate::view::{View, block_in, state_of};
 use freeflow_orchestrator::store::Entry;
 use freeflow_orchestrator::{DEFAULT_NETWORK, NetworkEntry, Pool, Reason, Refusal, Revision, State, Store};
@@ -228,23 +228,11 @@ impl Controller {
     /// etcd did not do it, or the guard forbids it.
     pub(crate) fn release(file: &ClusterFile, host: &str, guard: Option<Guard<'_>>) -> Result<usize, ClusterError> {
         let mut store = part(file, &file.keys().blocks(), guard)?;
-        let mut count = 0;
-        for _ in 0..RELEASE_COUNT {
-            let listing = store.list("", None)?;
-            let serial = serial_in(&listing.entries);
-            let blocks = blocks_in(&listing.entries);
-            let of_host = blocks.keys().filter(|(_, of)| of == host).take(WRITE_COUNT_MAX);
-            let writes: Vec<_> = of_host.map(|(network, host)| (block_key(network, host), None)).collect();
-            let released = writes.len();
-            // Also where there are none: controllers that have not heard of it have to hear first.
-            if commit_in_turn(&mut store, writes.into_iter().map(encoded), serial)? {
-                count += released;
-                if released < WRITE_COUNT_MAX {
-                    return Ok(count);
-                }
-            }
-        }
-        Err(busy())
+        delete_in_turns(&mut store, |entries| {
+            let blocks = blocks_in(entries);
+            let of_host = blocks.keys().filter(|(_, of)| of == host);
+            of_host.map(|(network, host)| block_key(network, host)).collect()
+        })
     }
 }
 

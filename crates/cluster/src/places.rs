@@ -7,7 +7,7 @@ use crate::ClusterError;
 use crate::file::ClusterFile;
 use crate::follow::CLAIM_TIME;
 use crate::records::{PLACE_COUNT_MAX, Place};
-use crate::turns::{Guard, RELEASE_COUNT, WRITE_COUNT_MAX, busy, commit, commit_in_turn, part, serial_in};
+use crate::turns::{Guard, WRITE_COUNT_MAX, commit, delete_in_turns, part, serial_in};
 use crate::view::{Places, View, places_in, state_of};
 use freeflow_orchestrator::objects::{AnyObject, ObjectKind, Typed, Vnic};
 use freeflow_orchestrator::{Reason, Refusal, Revision, State, Store};
@@ -181,21 +181,10 @@ fn encoded((name, place): (String, Option<Place>)) -> (String, Option<Vec<u8>>) 
 /// etcd did not do it, or the guard forbids it.
 pub(crate) fn release(file: &ClusterFile, host: &str, guard: Option<Guard<'_>>) -> Result<usize, ClusterError> {
     let mut store = part(file, &file.keys().places(), guard)?;
-    let mut count = 0;
-    for _ in 0..RELEASE_COUNT {
-        let listing = store.list("", None)?;
-        let of_host = places_in(&listing.entries).into_iter().filter(|(_, (_, place))| place.host == host);
-        let writes: Vec<_> = of_host.take(WRITE_COUNT_MAX).map(|(name, _)| (name, None)).collect();
-        let released = writes.len();
-        // Also where there are none: controllers that have not heard of it have to hear first.
-        if commit_in_turn(&mut store, writes.into_iter().map(encoded), serial_in(&listing.entries))? {
-            count += released;
-            if released < WRITE_COUNT_MAX {
-                return Ok(count);
-            }
-        }
-    }
-    Err(busy())
+    delete_in_turns(&mut store, |entries| {
+        let of_host = places_in(entries).into_iter().filter(|(_, (_, place))| place.host == host);
+        of_host.map(|(name, _)| name).collect()
+    })
 }
 
 /// An operator's move of a vNIC.

@@ -9,8 +9,8 @@ use freeflow_orchestrator::{Reason, Refusal, Revision, Store};
 
 /// etcd takes 128 operations at once, of which some are the store's.
 pub const WRITE_COUNT_MAX: usize = 100;
-/// Transactions for all that a host has, those included that others have forestalled.
-pub(crate) const RELEASE_COUNT: usize = 256;
+/// Transactions that others have forestalled, or that a guard forbids for good.
+const CONFLICT_COUNT_MAX: usize = 8;
 
 pub(crate) fn busy() -> ClusterError {
     Refusal::new(Reason::Conflict, "others change the same keys of the cluster all the time; try again").into()
@@ -48,7 +48,7 @@ pub(crate) fn commit(
 }
 
 /// The same; the serial number is written also where nothing else is.
-pub(crate) fn commit_in_turn(
+fn commit_in_turn(
     store: &mut EtcdStore,
     writes: impl IntoIterator<Item = (String, Option<Vec<u8>>)>,
     serial: Option<Revision>,
@@ -58,4 +58,30 @@ pub(crate) fn commit_in_turn(
     writes.push(serial_write());
     let transaction = Transaction { compares: vec![Compare { key: SERIAL.into(), modified: serial }], writes };
     Ok(matches!(store.commit(&transaction)?, Committed::Done(_)))
+}
+
+/// Deletes all keys that are due, as many as there are; how many those were. The serial number is written also where
+/// there are none: controllers that have not heard of it have to hear first.
+pub(crate) fn delete_in_turns(
+    store: &mut EtcdStore,
+    due: impl Fn(&[Entry]) -> Vec<String>,
+) -> Result<usize, ClusterError> {
+    let (mut count, mut conflict_count) = (0, 0);
+    loop {
+        let listing = store.list("", None)?;
+        let mut keys = due(&listing.entries);
+        keys.truncate(WRITE_COUNT_MAX);
+        let deleted = keys.len();
+        if commit_in_turn(store, keys.into_iter().map(|key| (key, None)), serial_in(&listing.entries))? {
+            count += deleted;
+            if deleted < WRITE_COUNT_MAX {
+                return Ok(count);
+            }
+        } else {
+            conflict_count += 1;
+            if conflict_count == CONFLICT_COUNT_MAX {
+                return Err(busy());
+            }
+        }
+    }
 }
