@@ -74,6 +74,7 @@ def test_two_holders_are_found_unless_an_operator_forced_it():
         need(len(history.two_holders([one, both], [])) == 1, f"{both}")
     late = Holding("host2", ADDRESS, 15, 30)
     need(not history.two_holders([one, late], [Force(ADDRESS, "host2", 14)]), "it was forced")
+    need(not history.two_holders([one, late], [Force(ADDRESS, "host2", 9, 12)]), "its command was on its way when the former host got it")
     for force in (Force(ADDRESS, "host2", 16), Force(ADDRESS, "host2", 9), Force(ADDRESS, "host1", 14), Force("10.50.0.227", "host2", 14)):
         need(len(history.two_holders([one, late], [force])) == 1, f"{force} is no excuse")
     need(len(history.two_holders([Holding("host1", ADDRESS, 10), Holding("host2", ADDRESS, 15)], [])) == 1, "both have it still")

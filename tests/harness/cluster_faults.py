@@ -309,8 +309,11 @@ class Trial:
         return self.hosts.as_operator("move", vnic, "--to", name_of(host), "--seconds", "3", *options, codes=range(256))
 
     def force(self, vnic, host):
-        self.hosts.forces.append(history.Force(self.hosts.addresses[vnic], name_of(host), time.time()))
-        return self.move(vnic, host, "--force")
+        begin = time.time()
+        try:
+            return self.move(vnic, host, "--force")
+        finally:
+            self.hosts.forces.append(history.Force(self.hosts.addresses[vnic], name_of(host), begin, time.time()))
 
     def declare(self, name):
         path = self.hosts.lab.directory / f"{name}.yaml"

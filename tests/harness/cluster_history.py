@@ -29,6 +29,8 @@ class Force:
     address: str
     to: str
     at: float
+    # When its command had ended; it has done its part at some time until then.
+    ended: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,8 +121,8 @@ def two_holders(holdings, forces):
             is_both = new.address == old.address and new.host != old.host
             if not is_both or (old.end is not None and old.end <= new.begin + LOG_SECONDS):
                 continue
-            forced = any(force.address == old.address and force.to != old.host and old.begin - LOG_SECONDS <= force.at <= new.begin
-                         for force in forces)
+            forced = any(force.address == old.address and force.to != old.host and force.at <= new.begin
+                         and max(force.at, force.ended) >= old.begin - LOG_SECONDS for force in forces)
             if not forced:
                 wrong.append(f"{old.address} is {new.host}'s since {new.begin:.3f} and was {old.host}'s from {old.begin:.3f} "
                              f"until {old.end and round(old.end, 3)}")
