@@ -9,7 +9,7 @@ use crate::follow::CLAIM_TIME;
 use crate::records::{PLACE_COUNT_MAX, Place};
 use crate::turns::{Guard, WRITE_COUNT_MAX, commit, delete_in_turns, part, serial_in};
 use crate::view::{Places, View, places_in, state_of};
-use freeflow_orchestrator::objects::{AnyObject, ObjectKind, Typed, Vnic};
+use freeflow_orchestrator::objects::{ObjectKind, Typed, Vnic};
 use freeflow_orchestrator::{Reason, Refusal, Revision, State, Store};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -65,14 +65,6 @@ fn held_by_word(view: &View) -> BTreeMap<&str, Vec<(u64, &String)>> {
         }
     }
     all
-}
-
-fn vnics_of(declared: &State) -> BTreeMap<String, Typed<Vnic>> {
-    let vnic = |object| match object {
-        AnyObject::Vnic(vnic) => Some((vnic.metadata.name.clone(), vnic)),
-        _ => None,
-    };
-    declared.objects(ObjectKind::Vnic).filter_map(vnic).collect()
 }
 
 /// The next place of a vNIC, if another one is due.
@@ -131,9 +123,10 @@ impl<'a> Deciding<'a> {
 
 /// Places to be written (`Some`), and those that are over.
 pub fn due_places(view: &View, declared: &State, places: &Places) -> Vec<(String, Option<Place>)> {
-    let (vnics, mut writes) = (vnics_of(declared), Vec::new());
+    let mut writes = Vec::new();
     let mut deciding = Deciding::new(view, places);
-    for (name, vnic) in &vnics {
+    for vnic in declared.vnics().map(|entry| &entry.object) {
+        let name = &vnic.metadata.name;
         if let Some(next) = deciding.next(name, vnic, places.get(name)) {
             if let Some(place) = &next {
                 *deciding.counts.entry(place.host.clone()).or_default() += 1;
@@ -141,7 +134,7 @@ pub fn due_places(view: &View, declared: &State, places: &Places) -> Vec<(String
             writes.push((name.clone(), next));
         }
     }
-    for (name, place) in places.iter().filter(|(name, _)| !vnics.contains_key(*name)) {
+    for (name, place) in places.iter().filter(|(name, _)| declared.vnic(name).is_none()) {
         if is_released(view, name, place) || !view.hosts().contains_key(&place.1.host) {
             writes.push((name.clone(), None));
         }
@@ -215,8 +208,8 @@ pub(crate) fn move_vnic(
     let mut store = file.store(&file.keys().places())?;
     loop {
         let listing = store.list("", None)?;
-        let declared = vnics_of(&state_of(file.store(&file.keys().declared())?.list("", None)?)?);
-        let Some(vnic) = declared.get(name) else {
+        let declared = state_of(file.store(&file.keys().declared())?.list("", None)?)?;
+        let Some(vnic) = declared.vnic(name).map(|entry| &entry.object) else {
             return refused(Reason::NotFound, "the cluster declares none of this name".into());
         };
         if !is_allowed(vnic, to) {

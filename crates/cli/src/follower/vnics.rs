@@ -62,17 +62,14 @@ struct Asked {
     claims: BTreeMap<String, u64>,
 }
 
-fn vnic_in(declared: Option<&State>, name: &str) -> Option<Typed<Vnic>> {
-    match declared?.object(ObjectKind::Vnic, name)? {
-        AnyObject::Vnic(vnic) => Some(vnic),
-        _ => None,
-    }
-}
-
 impl Follower {
     pub(super) fn look_at_vnics(&mut self) -> Result<()> {
         self.vnics.present = self.present_vnics()?;
         Ok(())
+    }
+
+    fn declared_vnic(&self, name: &str) -> Option<&Typed<Vnic>> {
+        Some(&self.declared.as_ref()?.vnic(name)?.object)
     }
 
     fn present_vnics(&self) -> Result<BTreeSet<String>> {
@@ -99,9 +96,9 @@ impl Follower {
             let is_over = stop.child.as_mut().is_none_or(|child| !matches!(child.try_wait(), Ok(None)));
             leaving.contains(name) || !is_over
         });
+        let records = if leaving.is_empty() { Vec::new() } else { Records::of(&self.run_dir).list() };
         for name in leaving {
-            let records = Records::of(&self.run_dir).list();
-            let Some(container) = records.into_iter().find(|record| record.id == name && record.is_live()) else {
+            let Some(container) = records.iter().find(|record| record.id == name && record.is_live()) else {
                 continue;
             };
             let run_dir = self.run_dir.path();
@@ -122,7 +119,7 @@ impl Follower {
 
     /// After that: notes, for ever, which vNICs are not here any more.
     pub(super) fn note_released(&mut self, declared: &State) -> Result<()> {
-        self.vnics.present = self.present_vnics()?;
+        self.look_at_vnics()?;
         let mut memory = self.memory.clone();
         let own = self.own_places();
         let is_current = |name: &String, at: &u64| own.iter().any(|(own, own_at, _)| own == name && own_at == at);
@@ -230,8 +227,8 @@ impl Follower {
         let places = self.own_places().into_iter().filter(|(name, ..)| claims.has(name));
         let asked = |(name, at, place): (String, u64, Place)| {
             let is_free = place.next.is_none() && self.memory.released.get(&name) != Some(&at);
-            let vnic = vnic_in(self.declared.as_ref(), &name).filter(|_| is_free)?;
-            let claims = claims.of(&vnic, Some(&self.host)).into_iter();
+            let vnic = self.declared_vnic(&name).filter(|_| is_free)?;
+            let claims = claims.of(vnic, Some(&self.host)).into_iter();
             let claims: BTreeMap<String, u64> = claims.map(|(number, host)| (host.clone(), number)).collect();
             (!claims.is_empty()).then_some(Asked { name, at, place, claims })
         };
@@ -309,7 +306,7 @@ impl Follower {
         if self.standing.is_none() {
             return Answer::Later("this host does not follow the cluster just now; see freeflow cluster status".into());
         }
-        let Some(vnic) = vnic_in(self.declared.as_ref(), name) else {
+        let Some(vnic) = self.declared_vnic(name) else {
             return Answer::Never("neither this host nor the cluster declares one of this name".into());
         };
         if !vnic.spec.hosts.is_empty() && !vnic.spec.hosts.contains(&self.host) {
