@@ -131,8 +131,8 @@ class Etcd:
         lines = ["user add root --no-password", "role add root", "user grant-role root root",
                  f"role add {operator}", f"role grant-permission {operator} readwrite --prefix /freeflow/"]
         for host in hosts:
-            lines += [f"role add {host}", f"role grant-permission {host} read --prefix /freeflow/",
-                      f"role grant-permission {host} readwrite --prefix /freeflow/hosts/{host}/"]
+            lines += [f"role add {host}", f"role grant-permission {host} read --prefix /freeflow/"]
+            lines += [f"role grant-permission {host} readwrite --prefix /freeflow/{part}/{host}/" for part in ("hosts", "said", "vnics")]
             if host in controllers:
                 lines += [f"role grant-permission {host} readwrite --prefix /freeflow/{part}/" for part in ("blocks", "places")]
         for user in (operator, *hosts):
