@@ -58,7 +58,7 @@ mod x509;
 
 pub use admission::{Admission, DEFAULT_POOL, Pending};
 pub use authority::{AuthorityFiles, CONTROLLER_FILE, member_name};
-pub use blocks::{Controller, DueBlocks, block_prefix, due_blocks, floating_part};
+pub use blocks::{Blocks, Controller, DueBlocks, block_prefix, due_blocks, due_default, floating_part};
 pub use file::{AuthorityFile, ClusterFile, DEFAULT_ROOT, Wire};
 pub use follow::{Follow, HEARTBEAT, Report, There, Waker};
 pub use in_parts::Partly;
