@@ -29,7 +29,7 @@ const ROUND: Duration = Duration::from_secs(2);
 const SHORT_ROUND: Duration = Duration::from_millis(200);
 /// All is compared, also where nothing has changed: somebody may have restarted the router with an older state.
 const WHOLE: Duration = Duration::from_secs(30);
-/// The same where something could not be followed.
+/// The same where something could not be followed that this host's router has refused.
 const AGAIN: Duration = Duration::from_secs(3);
 /// etcd may be silent so long without being away: its members elect another leader.
 const ELECTION_TIME: Duration = Duration::from_secs(5);
@@ -90,8 +90,8 @@ struct Follower {
     standing: Option<Standing>,
     /// Up to which revision all was carried out, and the ranges that the host has of networks.
     carried: (u64, BTreeMap<String, String>),
-    /// Up to which revision blocks were given.
-    controlled: Option<Revision>,
+    /// The version of the view by which blocks were given.
+    controlled: Option<u64>,
     /// Hosts that want to join, and since when they were last looked at.
     pending: Pending,
     admitted_at: Instant,
@@ -115,6 +115,8 @@ struct Follower {
     /// When it last did, by CLOCK_MONOTONIC.
     heard_ns: u64,
     said: Vec<Problem>,
+    /// No problem is of the kind that may be gone when it is tried again, though no news have come.
+    waits_for_news: bool,
     /// The last that others were told.
     reported: Vec<Problem>,
     /// All that is declared, as it was last carried out, and the peers.
@@ -197,6 +199,7 @@ impl Follower {
             api: Api::of(run_dir)?,
             follow,
             claims,
+            waits_for_news: true,
             reported: Vec::new(),
             declared: None,
             vnics: Default::default(),
@@ -251,14 +254,16 @@ impl Follower {
             let why = self.behind.as_ref().map_or("no answer yet", |(_, why)| why);
             return self.say(vec![Problem::new(format!("etcd does not answer: {why}"))]);
         }
-        let after = if self.reported.is_empty() { WHOLE } else { AGAIN };
+        let after = if self.waits_for_news { WHOLE } else { AGAIN };
         let has_news = self.let_go().unwrap_or_else(|failure| {
             log(&failure.to_string());
             false
         });
         if self.is_due || self.vnics.is_stopping() || self.whole_at.elapsed() > after {
             self.whole_at = Instant::now();
+            self.waits_for_news = false;
             let problems = self.carry_out();
+            self.waits_for_news |= problems.as_ref().is_ok_and(Vec::is_empty);
             self.is_due = problems.is_err();
             let problems = problems.unwrap_or_else(|failure| vec![Problem::new(failure.to_string())]);
             self.reported = problems;
@@ -302,6 +307,7 @@ impl Follower {
                 if self.view.scope() != self.file.scope() {
                     // Keys that were not followed until now are not in it.
                     self.view = View::new(&self.file.root, self.file.scope());
+                    self.controlled = None;
                 }
                 self.claims.set_waker(self.follow.waker());
             }
@@ -311,14 +317,14 @@ impl Follower {
 
     /// Blocks of addresses for all hosts, where this one gives them, and only of the cluster that it follows.
     fn control(&mut self) {
-        let is_new = self.controlled != Some(self.view.revision());
+        let is_new = self.controlled != Some(self.view.control_version());
         if !self.file.controller || !is_new || self.behind.is_some() || self.check_identity().is_err() {
             return;
         }
         let done =
             Controller::run(&self.file, &self.view).and_then(|full| place_vnics(&self.file, &self.view).map(|()| full));
         // After a failure it is tried again in the next round.
-        self.controlled = done.is_ok().then(|| self.view.revision());
+        self.controlled = done.is_ok().then(|| self.view.control_version());
         let said = match done {
             Ok(full) if full.is_empty() => None,
             Ok(full) => Some(format!("no block of addresses is left for each host in: {}", full.join(", "))),
@@ -442,6 +448,8 @@ impl Follower {
         self.stop_leaving(&mut wanted)?;
         let mut target = Host { api: &self.api };
         let mut problems = carry_out(&mut target, &wanted).map_err(Failure::new)?;
+        // Beside those that the news alone say, as do those of other hosts, below.
+        self.waits_for_news = problems.len() == wanted.problems.len();
         self.carried = (self.view.revision().0, ranges_of(&mut target)?);
         self.note_released(&declared)?;
         let memory = Memory {

@@ -34,6 +34,8 @@ pub struct View {
     members: BTreeMap<(String, usize), Members>,
     /// Counts the changes of those.
     members_version: u64,
+    /// Counts those of all that a controller decides by.
+    control_version: u64,
     followed: BTreeMap<String, Followed>,
     vnics: BTreeMap<String, HostVnics>,
     /// Of which those are put together, by host and number.
@@ -111,6 +113,7 @@ impl View {
             holdings: BTreeMap::new(),
             members: BTreeMap::new(),
             members_version: 0,
+            control_version: 0,
             followed: BTreeMap::new(),
             vnics: BTreeMap::new(),
             vnics_parts: BTreeMap::new(),
@@ -129,8 +132,8 @@ impl View {
     pub fn take_at(&mut self, news: News, now: Instant) -> bool {
         match news {
             News::Listed(revision, entries) => {
-                let members_version = self.members_version + 1;
-                *self = Self { revision, members_version, ..Self::new(self.keys.root(), self.scope) };
+                let (members_version, control_version) = (self.members_version + 1, self.control_version + 1);
+                *self = Self { revision, members_version, control_version, ..Self::new(self.keys.root(), self.scope) };
                 for entry in entries {
                     self.change(&entry.key.clone(), Some(entry), now);
                 }
@@ -149,7 +152,15 @@ impl View {
     }
 
     fn change(&mut self, key: &str, entry: Option<Entry>, now: Instant) -> bool {
-        match self.keys.meaning(key) {
+        let meaning = self.keys.meaning(key);
+        let is_for_control = match meaning {
+            // The serial numbers of these parts, without which a controller writes nothing there.
+            None => [self.keys.blocks(), self.keys.places()].iter().any(|part| key.starts_with(part)),
+            Some(Meaning::Members { .. } | Meaning::Followed(_) | Meaning::Vnics { .. }) => false,
+            Some(_) => true,
+        };
+        self.control_version += u64::from(is_for_control);
+        match meaning {
             None => false,
             Some(Meaning::Identity) => {
                 self.identity_at = entry.as_ref().map(|entry| entry.modified).unwrap_or_default();
@@ -185,7 +196,9 @@ impl View {
                 false
             }
             Some(Meaning::Followed(host)) => {
-                put(&mut self.followed, host.to_owned(), value(entry.as_ref()).map(Followed::bounded));
+                let followed: Option<Followed> = value(entry.as_ref()).map(Followed::bounded);
+                self.control_version += u64::from(self.is_other_for_control(host, followed.as_ref()));
+                put(&mut self.followed, host.to_owned(), followed);
                 false
             }
             Some(Meaning::Vnics { host, part }) => {
@@ -201,6 +214,12 @@ impl View {
                 put(&mut self.blocks, (network.to_owned(), host.to_owned()), block)
             }
         }
+    }
+
+    /// Whether a host says that it has other ranges, or has followed all that is declared, and had not.
+    fn is_other_for_control(&self, host: &str, followed: Option<&Followed>) -> bool {
+        let said = |followed: &Followed| (followed.ranges.clone(), followed.revision >= self.declared_at.0);
+        followed.map(said) != self.followed.get(host).map(said)
     }
 
     fn take_vnics(&mut self, host: &str, part: &str, entry: Option<&Entry>) {
@@ -282,6 +301,12 @@ impl View {
     /// Another number once any host has other members than before.
     pub fn members_version(&self) -> u64 {
         self.members_version
+    }
+
+    /// Another number once anything has come by which controllers decide, but for the time that passes: a claim that
+    /// is not said again does not count after a while, which makes nothing due.
+    pub fn control_version(&self) -> u64 {
+        self.control_version
     }
 
     /// How far each has followed, where that is followed.
