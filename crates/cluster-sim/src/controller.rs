@@ -21,6 +21,8 @@ const ADMISSION_CALLS: u64 = 3 + 8 + 2;
 
 #[derive(Default)]
 pub struct Control {
+    /// Hosts of which there are records.
+    pub host_count: usize,
     /// Hosts that want in, or are about to ask.
     pub joining: usize,
     pending: VecDeque<usize>,

@@ -2,7 +2,7 @@
 use crate::words::{DEFAULT_CIDR, host_name, network_number};
 use freeflow_cluster::mirror::{Released, Target, Wanted, carry_out};
 use freeflow_cluster::{
-    DEFAULT_ROOT, DueBlocks, HostRecord, News, PeersOf, Problem, Scope, View, due_blocks, due_places, named,
+    DEFAULT_ROOT, DueBlocks, HostRecord, Mesh, News, PeersOf, Problem, Scope, View, due_blocks, due_places, named,
 };
 use freeflow_orchestrator::objects::{AnyObject, ObjectKind};
 use freeflow_orchestrator::{Command, Revision, State};
@@ -120,7 +120,8 @@ impl Follower {
     pub fn names(&self) -> (usize, u64) {
         let declared = self.view.declared().expect("what is declared makes sense");
         let peers = PeersOf::host(&host_name(self.number), &self.record, &self.view, &declared).peers;
-        let (all, took_ns) = timed(|| named(&self.view, &declared, &peers));
+        let all = || named(&self.view, &declared, &Mesh::of(&host_name(self.number), &self.view, &declared), &peers);
+        let (all, took_ns) = timed(all);
         (all.len(), took_ns)
     }
 

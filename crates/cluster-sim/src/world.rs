@@ -9,7 +9,7 @@ use crate::controller::Control;
 use crate::etcd::{Counts, Etcd, Lane, Model, Told, Writes};
 use crate::follower::{Carried, Follower, timed};
 use crate::words::{self, Declaration, Networks, OwnVnics};
-use freeflow_cluster::{HEARTBEAT, News, Problem, Scope, View, WRITE_COUNT_MAX};
+use freeflow_cluster::{FULL_MESH_COUNT, HEARTBEAT, News, Pace as WordPace, Problem, Scope, View, WRITE_COUNT_MAX};
 use freeflow_orchestrator::Pool;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -27,8 +27,9 @@ const REST: u64 = SECOND;
 const BEAT: u64 = HEARTBEAT.as_secs() * SECOND;
 /// Seconds of Unix time at the beginning.
 const EPOCH_S: u64 = 1_790_000_000;
-/// A sampled host of more hosts carries out really so often at most; between two it does as it did.
+/// A sampled host of more hosts carries out really so often in this time at most, and does as it did else.
 const LOOK: u64 = SECOND;
+const LOOK_COUNT: u64 = 2;
 const ALWAYS_LOOKED_AT: usize = 512;
 
 /// How long it takes a host to carry out.
@@ -113,6 +114,8 @@ pub enum Event {
     Written(usize),
     /// Its report is due again, unless it was written since this time.
     Beat(usize, u64),
+    /// Its word need not wait any more.
+    Word(usize),
     /// Its publisher speaks, unless it has spoken more often than this.
     Vnics(usize, u64),
     /// A vNIC goes, and another one comes.
@@ -141,8 +144,14 @@ pub struct Host {
     /// Up to this revision it has carried out; and is doing so.
     carried: u64,
     carrying: u64,
+    /// News up to this revision are for this host, if not for all.
+    due: u64,
     is_writing: bool,
     is_to_write: bool,
+    /// Its word waits, since it says nothing but a later revision; blocks and problems that it has last said.
+    is_waiting: bool,
+    said: Option<(usize, usize)>,
+    said_at: u64,
     written_at: u64,
     written: u64,
     spoke: u64,
@@ -163,7 +172,9 @@ pub struct Sampled {
     pub follower: Follower,
     /// News up to this revision.
     pub taken: u64,
+    /// Since when it looks so often.
     looked_at: u64,
+    looks: u64,
 }
 
 pub struct World {
@@ -201,6 +212,7 @@ impl World {
             world.commit(words::begins(host, &record), false);
             world.commit(words::followed(host, followed, 1), false);
         }
+        world.control.host_count = setting.hosts;
         world.give_all();
         for host in 0..setting.hosts {
             world.say_vnics(host);
@@ -275,7 +287,7 @@ impl World {
 
     fn draw(&mut self, below: u64) -> u64 {
         self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.random >> 33) % below.max(1)
+        (self.random >> 11) % below.max(1)
     }
 
     fn now_s(&self) -> u64 {
@@ -345,7 +357,7 @@ impl World {
             let scope = if is_controller { Scope::Said } else { Scope::Host };
             let mut follower = Follower::new(number, self.record(number), scope);
             follower.take(self.etcd.listed(is_controller));
-            self.sampled.insert(number, Sampled { follower, taken: self.etcd.revision(), looked_at: NEVER });
+            self.sampled.insert(number, Sampled { follower, taken: self.etcd.revision(), looked_at: NEVER, looks: 0 });
         }
         self.plan_round(number, self.now);
     }
@@ -463,6 +475,11 @@ impl World {
                 self.tell(host);
             }
             Event::Written(host) => self.written(host),
+            Event::Word(host) => {
+                if std::mem::take(&mut self.hosts[host].is_waiting) && self.hosts[host].is_up {
+                    self.tell(host);
+                }
+            }
             Event::Beat(host, since) if self.hosts[host].is_up && self.hosts[host].written_at == since => {
                 self.tell(host);
             }
@@ -504,7 +521,8 @@ impl World {
         let host = &self.hosts[number];
         let last = self.for_hosts[..self.for_hosts.partition_point(|revision| *revision <= heard)].last().copied();
         let after = if self.like.waits_for_news { WHOLE } else { AGAIN };
-        let has_news = last.is_some_and(|last| last > host.carrying);
+        let last = last.unwrap_or(0).max(if host.due <= heard { host.due } else { 0 });
+        let has_news = last > host.carrying;
         if !(has_news || self.now >= host.whole_at + after) {
             let at = host.whole_at + after + ROUND / 2;
             return self.plan_next(number, heard, at);
@@ -524,10 +542,12 @@ impl World {
     fn carry_out(&mut self, number: usize) -> u64 {
         let hosts = self.setting.hosts;
         self.looks += u64::from(number == hosts - 1);
-        if let Some(Sampled { follower, looked_at, .. }) = self.sampled.get_mut(&number) {
-            let is_due = *looked_at == NEVER || hosts <= ALWAYS_LOOKED_AT || self.now >= *looked_at + LOOK;
-            if is_due {
-                *looked_at = self.now;
+        if let Some(Sampled { follower, looked_at, looks, .. }) = self.sampled.get_mut(&number) {
+            if *looked_at == NEVER || self.now >= *looked_at + LOOK {
+                (*looked_at, *looks) = (self.now, 0);
+            }
+            *looks += 1;
+            if hosts <= ALWAYS_LOOKED_AT || *looks <= LOOK_COUNT {
                 let mut carried = follower.carry_out();
                 if self.setting.any_peer_count {
                     carried.problems.retain(|problem| !is_of_count(problem));
@@ -589,16 +609,28 @@ impl World {
         if !self.hosts[number].is_recorded {
             // How far it has followed is written after this.
             let (done, _) = self.commit(words::begins(number, &self.record(number)), true);
+            self.control.host_count += 1;
             (self.hosts[number].is_writing, self.hosts[number].is_to_write) = (true, true);
             return self.plan(done - self.now, Event::Written(number));
         }
         let host = &self.hosts[number];
         let carried = host.carried;
         let given = host.blocks.iter().filter(|(_, (at, _))| *at <= carried);
+        let is_said = host.said == Some((given.clone().count(), self.problems_of(number).count()));
+        let may_say_at = host.said_at + WordPace::pause(self.control.host_count).as_nanos() as u64;
+        if is_said && self.now < may_say_at {
+            if !std::mem::replace(&mut self.hosts[number].is_waiting, true) {
+                self.plan(may_say_at - self.now, Event::Word(number));
+            }
+            return;
+        }
         let ranges = given.map(|(network, (_, block))| (words::network_name(*network), block.to_string())).collect();
-        let problems = self.problems_of(number).cloned().collect();
+        let problems: Vec<Problem> = self.problems_of(number).cloned().collect();
+        let said = (host.blocks.values().filter(|(at, _)| *at <= carried).count(), problems.len());
         let followed = words::has_followed(carried, ranges, problems, self.now_s());
-        self.hosts[number].written += 1;
+        let host = &mut self.hosts[number];
+        (host.said, host.said_at, host.is_waiting) = (Some(said), self.now, false);
+        host.written += 1;
         let writes = words::followed(number, followed, self.hosts[number].written);
         let (done, _) = self.commit(writes, false);
         self.hosts[number].is_writing = true;
@@ -635,8 +667,26 @@ impl World {
         };
         let values = vnics.iter().take(words::PARTS_OF_VNICS).filter_map(|(_, value)| value.as_ref());
         host.vnics_lengths = values.map(Vec::len).collect();
-        for writes in members.into_iter().chain([vnics]) {
-            self.commit(writes, false);
+        let is_first = host.members_written == 1 && is_new;
+        if let Some(writes) = members {
+            let (_, revision) = self.commit(writes, false);
+            if is_first && self.setting.hosts > FULL_MESH_COUNT as usize {
+                self.meet(number, revision);
+            }
+        }
+        self.commit(vnics, false);
+    }
+
+    /// A host has come into a network: those of the tenant have another peer, and look at all.
+    fn meet(&mut self, number: usize, revision: u64) {
+        let network = self.setting.network_of(number);
+        for other in 0..self.setting.hosts {
+            if self.setting.network_of(other) == network {
+                self.hosts[other].due = revision;
+                if self.hosts[other].is_up {
+                    self.plan_round(other, self.heard_ns(other, revision));
+                }
+            }
         }
     }
 

@@ -15,7 +15,7 @@ fn idle(setting: Setting) -> Idle {
 
 #[test]
 fn hosts_that_are_not_sampled_do_as_those_that_are() {
-    for setting in [of(2), of(3), of(30), Setting { sharing: 9, churn_s: 60, ..of(30) }] {
+    for setting in [of(2), of(3), of(30), Setting { sharing: 9, churn_s: 60, ..of(70) }] {
         scenes::check(setting).unwrap_or_else(|why| panic!("{setting:?}: {why}"));
     }
 }
@@ -69,15 +69,10 @@ fn a_tenth_that_is_lost_costs_the_others_nothing_and_hears_all_when_it_is_back()
 }
 
 #[test]
-fn hosts_beyond_those_of_a_peers_file_are_a_problem_of_all() {
-    let few = Setting { vnics: 1, ..of(257) };
-    let many = Setting { hosts: 260, ..few };
-    assert_eq!(idle(few).problems_of_each, 0);
-    let idle_many = idle(many);
-    assert_eq!((idle_many.problems_of_each, idle_many.peers_of_each), (3, 256));
-    let lifted = idle(Setting { any_peer_count: true, ..many });
-    // It stays so until other hosts come or go, so nobody tries it again.
-    assert!(idle_many.transactions < lifted.transactions + 100, "{idle_many:?} {lifted:?}");
+fn hosts_of_a_large_cluster_have_those_of_their_tenants_for_peers() {
+    let (all, some) = (idle(of(70)), idle(Setting { sharing: 9, ..of(70) }));
+    assert_eq!((all.peers_of_each, all.names_of_each), (69, 690));
+    assert_eq!((some.networks, some.peers_of_each, some.names_of_each), (7, 9, 90));
 }
 
 #[test]

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 /// Hosts of one file.
-pub const PEER_COUNT_MAX: usize = 256;
+pub const PEER_COUNT_MAX: usize = 1024;
 /// Of one host: its ranges, and single addresses that came to it from other hosts' vNICs.
 pub const PREFIX_COUNT_MAX: usize = 4096;
 /// Of all hosts.
