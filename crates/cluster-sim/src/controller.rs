@@ -5,7 +5,6 @@ use crate::words;
 use crate::world::{Event, SECOND, World};
 use freeflow_cluster::{WRITE_COUNT_MAX, due_default};
 use freeflow_orchestrator::{DEFAULT_NETWORK, Pool};
-use std::collections::{BTreeMap, VecDeque};
 
 /// A controller looks for requests so often, and answers so many then.
 const ADMISSION: u64 = 200 * SECOND / 1000;
@@ -18,50 +17,6 @@ const ADMISSION_READS: u64 = 3;
 const ADMISSION_LISTS: u64 = 2;
 /// A user and its role, a role's rights, and two leases.
 const ADMISSION_CALLS: u64 = 3 + 8 + 2;
-
-#[derive(Default)]
-pub struct Control {
-    /// Hosts of which there are records.
-    pub host_count: usize,
-    /// Hosts that want in, or are about to ask.
-    pub joining: usize,
-    pending: VecDeque<usize>,
-    passed_over: VecDeque<usize>,
-    /// Requests that it answers still before its next round.
-    batch_left: usize,
-    batch_began: u64,
-    is_planned: bool,
-    /// Of each token.
-    admitted: BTreeMap<usize, usize>,
-    /// Hosts for which there is no block of `default`.
-    pub refused: usize,
-    /// All blocks.
-    blocks: BTreeMap<(String, String), Pool>,
-    to_give: Vec<(String, Option<String>)>,
-    is_giving: bool,
-    /// The revision of the last of them.
-    given_at: u64,
-    /// Transactions of blocks.
-    written: u64,
-    /// Blocks of declared networks that hosts have, and that they lack, as there are no more.
-    pub given: usize,
-    pub without_block: usize,
-    /// Time of this machine for one look for blocks, the longest; and for one host that is admitted.
-    pub look_ns: u64,
-    pub admit_ns: u64,
-}
-
-impl Control {
-    /// A round comes after the requests that it is answering.
-    pub fn is_in_batch(&self) -> bool {
-        self.batch_left > 0
-    }
-
-    /// Each host has a block of each network, or there is none for it.
-    pub fn has_given(&self, hosts: usize, networks: usize) -> bool {
-        self.given + self.without_block >= (hosts - self.refused) * networks
-    }
-}
 
 impl World {
     /// As it was brought up with, or as a controller has given it.
@@ -168,7 +123,7 @@ impl World {
 
     /// Blocks that are due by what the controller has heard of.
     pub fn look_for_blocks(&mut self) {
-        // What it has given last has to come as news first.
+        // Its last blocks have to come as news first.
         if self.control.is_giving || self.sampled[&0].taken < self.control.given_at {
             return;
         }

@@ -153,7 +153,7 @@ impl Lane {
     /// Nor when it was told.
     pub fn drop_until(&mut self, until: u64) {
         let count = self.at(until);
-        if let Some(last) = self.sent.drain(..count).last() {
+        if let Some(last) = self.sent.drain(..count).next_back() {
             self.gone = last.revision;
         }
         self.kept_from = self.kept_from.max(until);

@@ -16,6 +16,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod control;
 pub mod controller;
 pub mod costs;
 pub mod etcd;

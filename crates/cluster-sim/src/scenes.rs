@@ -2,6 +2,7 @@
 use crate::etcd::{Counts, Told};
 use crate::words;
 use crate::world::{SECOND, Setting, World};
+use freeflow_cluster::Pace;
 use serde::Serialize;
 
 /// Virtual time over which a quiet cluster is watched.
@@ -121,8 +122,8 @@ pub struct Changed {
     pub median_s: Option<f64>,
     pub last_s: Option<f64>,
     pub followed_by: usize,
-    /// Until a second after the last one has it, beyond what a quiet cluster says in that time: that hosts have
-    /// followed. Their next words are due so much later.
+    /// Until the last one has said so, beyond what a quiet cluster says in that time. Their next words are due so much
+    /// later.
     pub transactions: u64,
     pub sent: Told,
 }
@@ -140,7 +141,8 @@ pub fn changed(setting: Setting) -> Result<Changed, String> {
     let (done, revision) = world.commit(writes, true);
     let all = world.enforced(revision, 120 * SECOND);
     let since = |ns: &u64| seconds(ns.saturating_sub(done - before));
-    world.run_for(SECOND);
+    // All have said so by then.
+    world.run_for(SECOND + Pace::pause(setting.hosts).as_nanos() as u64);
     let (counts, took) = (world.counts(), world.now - before);
     let is_all = all.len() == setting.hosts;
     if is_all {

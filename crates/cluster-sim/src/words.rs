@@ -100,7 +100,7 @@ pub fn followed(host: usize, followed: Followed, number: u64) -> Writes {
 /// Of a host that has followed up to here.
 pub fn has_followed(revision: u64, ranges: BTreeMap<String, String>, problems: Vec<Problem>, now_s: u64) -> Followed {
     let release = env!("CARGO_PKG_VERSION").into();
-    Followed { revision, ranges, release, at_s: now_s, problems, ..Followed::default() }
+    Followed { revision, ranges, release, at_s: now_s, problems }
 }
 
 /// The vNICs of a host: so many, of which the first one has this number.
@@ -210,7 +210,7 @@ pub fn join_request(host: usize) -> Writes {
     vec![(key(&format!("requests/{}/data/{}/request", token(host), host_name(host))), Some(vec![b'x'; 600]))]
 }
 
-/// What a controller writes before it gives the host its block of `default`, and the answer, after that. Names of
+/// Words of a controller before it gives the host its block of `default`, and the answer, after that. Names of
 /// hosts in a token's record are as many as have joined by it.
 pub fn join_answer(host: usize, by_token: usize) -> [Writes; 2] {
     let (name, token) = (host_name(host), token(host));

@@ -5,7 +5,7 @@
 //! something to do for hosts, and say how far they have come, with the ranges and problems that such a host has. They
 //! hear of each revision at a time of their own. So nothing is left out of what goes to etcd and from there, and
 //! thousands of views need not be in one memory.
-use crate::controller::Control;
+use crate::control::Control;
 use crate::etcd::{Counts, Etcd, Lane, Model, Told, Writes};
 use crate::follower::{Carried, Follower, timed};
 use crate::words::{self, Declaration, Networks, OwnVnics};
@@ -96,7 +96,8 @@ impl Setting {
 
     /// The network in which a host has vNICs.
     pub fn network_of(&self, host: usize) -> usize {
-        if self.sharing == 0 { 0 } else { host / (self.sharing + 1) }
+        // The last ones have a whole tenant, as they are looked at.
+        if self.sharing == 0 { 0 } else { (self.hosts - 1 - host) / (self.sharing + 1) }
     }
 
     fn is_controller(&self, host: usize) -> bool {
@@ -588,7 +589,7 @@ impl World {
             let is_for_hosts = self.for_hosts.get(from).is_some_and(|revision| *revision <= heard);
             let is_none = matches!(&news, News::Changed(_, changes) if changes.is_empty());
             let is_due = sampled.follower.take(news);
-            // Who says a word of its own does that for more than it hears of: so it may be told of what it knows.
+            // A list may have had all of it already.
             self.mistaken += u64::from(!is_none && is_due && !is_for_hosts);
             sampled.taken = heard;
         }
@@ -647,7 +648,7 @@ impl World {
         }
     }
 
-    /// Which vNICs it has, to all hosts where they are others than before, and what they do, to nobody.
+    /// The vNICs that it has, to all hosts where they are others than before, and what they do, to nobody.
     fn say_vnics(&mut self, number: usize) {
         let (network, now_s, count) = (self.setting.network_of(number), self.now_s(), self.setting.vnics);
         let host = &mut self.hosts[number];

@@ -78,7 +78,7 @@ fn free_block(pool: Pool, taken: &Taken, host_count: usize) -> Option<Pool> {
     let (usual, free) = (block_prefix(pool), taken.free_count(pool));
     let leaves_enough = |prefix_length: &u8| free >> (32 - prefix_length) >= host_count as u64;
     let fitting = (usual..=PREFIX_LONGEST.max(usual)).find(leaves_enough).unwrap_or(PREFIX_LONGEST.max(usual));
-    // What is free may be in pieces.
+    // Free addresses may be in pieces.
     (fitting..=PREFIX_LONGEST.max(usual)).find_map(|prefix_length| first_free(pool, taken, prefix_length))
 }
 
