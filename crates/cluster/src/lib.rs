@@ -100,9 +100,18 @@ pub enum ClusterError {
     /// Some of many objects are declared.
     #[error("{0}")]
     Partly(Box<Partly>),
+    /// etcd has used up its quota: it takes reads and deletions only.
+    #[error("etcd has no space left (alarm NOSPACE): see \"etcd is full\" in docs/CLUSTER.md")]
+    Full,
     /// etcd did not do it.
     #[error("{0}")]
-    Store(#[from] StoreError),
+    Store(StoreError),
+}
+
+impl From<StoreError> for ClusterError {
+    fn from(error: StoreError) -> Self {
+        if error == StoreError::Full { Self::Full } else { Self::Store(error) }
+    }
 }
 
 impl From<Refusal> for ClusterError {
