@@ -121,7 +121,7 @@ def test_a_place_that_its_host_has_not_let_go_is_found():
         return Change(revision, "/freeflow/places/data/alpha", {"host": host, **more})
 
     def word(revision, host, at, released):
-        return Change(revision, f"/freeflow/hosts/{host}/data/followed", {"vnics": {"alpha": {"at": at, "released": released}}})
+        return Change(revision, f"/freeflow/hosts/{host}/data/holdings", {"vnics": {"alpha": {"at": at, "released": released}}})
     first = place(5, "host1")
     need(not history.unreleased_places([first, word(6, "host1", 5, True), place(7, "host2")], {}), "it was let go")
     need(not history.unreleased_places([first, place(7, "host2", moved=True)], {"alpha": {"host2"}}), "it was forced")

@@ -154,10 +154,10 @@ def test_certificates_may_what_they_have_to(hosts):
     key.write_text(fields(token)["key"])
     for words in (["get", "--prefix", "/freeflow/admission/"], ["get", "--prefix", "/freeflow/declared/"],
                   ["put", "/freeflow/hosts/host2/data/record", "x"], ["put", "/freeflow/admission/data/tokens/x", "x"],
-                  ["get", "--prefix", "/freeflow/joins/"], ["put", f"/freeflow/joins/{fields(hosts.first)['id']}/data/x/request", "x"],
+                  ["get", "--prefix", "/freeflow/requests/"], ["put", f"/freeflow/requests/{fields(hosts.first)['id']}/data/x/request", "x"],
                   ["user", "list"]):
         refused(ctl(hosts, path, key, *words), words)
-    part = f"/freeflow/joins/{fields(token)['id']}/data/"
+    part = f"/freeflow/requests/{fields(token)['id']}/data/"
     need(ctl(hosts, path, key, "get", "--prefix", part)[0] == 0, "a token's bearer can't read its own part")
     # An operator alone has no right to take users away: a controller does, soon.
     hosts.as_operator("cluster", "token", "revoke", fields(token)["id"], at=1)
@@ -168,7 +168,7 @@ def test_certificates_may_what_they_have_to(hosts):
     need(ctl(hosts, own / "etcd.pem", own / "etcd.key", "get", "--prefix", "/freeflow/declared/")[0] == 0, "a host can't read")
     for words in (["put", "/freeflow/hosts/host3/data/record", "x"], ["put", "/freeflow/blocks/data/default/host2", "10.111.0.0/16"],
                   ["put", "/freeflow/admission/data/tokens/x", "x"], ["put", "/freeflow/declared/data/x", "x"],
-                  ["put", f"/freeflow/joins/{fields(hosts.first)['id']}/data/x", "x"], ["user", "list"]):
+                  ["put", f"/freeflow/requests/{fields(hosts.first)['id']}/data/x", "x"], ["user", "list"]):
         refused(ctl(hosts, own / "etcd.pem", own / "etcd.key", *words), words)
     of_controller = hosts.host(1).run_dir / "cluster"
     for words in (["put", "/freeflow/declared/data/x", "x"], ["put", "/freeflow/hosts/host2/data/record", "x"], ["user", "list"]):

@@ -183,7 +183,7 @@ class FaultyHosts(Hosts):
                 declared.add(object_name)
             elif part == "places" and key != "serial":
                 places[key] = (row["mod_revision"], json.loads(value))
-            elif part.startswith("hosts/") and key == "followed":
+            elif part.startswith("hosts/") and key == "holdings":
                 vnics = json.loads(value).get("vnics", {})
                 released |= {(part.removeprefix("hosts/"), name, held["at"]) for name, held in vnics.items() if held.get("released")}
         return declared, places, released

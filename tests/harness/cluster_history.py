@@ -155,7 +155,7 @@ def unreleased_places(changes, forces_to):
     for change in changes:
         _, _, rest = change.key.partition("/freeflow/")
         part, _, name = rest.partition("/data/")
-        if part.startswith("hosts/") and name == "followed" and change.value:
+        if part.startswith("hosts/") and name == "holdings" and change.value:
             host = part.removeprefix("hosts/")
             released |= {(host, vnic, held["at"]) for vnic, held in change.value.get("vnics", {}).items() if held.get("released")}
         if part != "places" or name == "serial":

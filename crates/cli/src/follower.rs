@@ -9,8 +9,8 @@ use crate::peers;
 use crate::publisher::Publisher;
 use freeflow_cluster::mirror::{Target, Wanted, carry_out, own_objects, present_of};
 use freeflow_cluster::{
-    Admission, ClusterFile, Controller, Follow, Followed, HostRecord, Identity, Named, News, Peer, PeersOf, Pending,
-    Problem, Report, View, named, place_vnics,
+    Admission, ClusterFile, Controller, Follow, Followed, Holdings, HostRecord, Identity, Named, News, Peer, PeersOf,
+    Pending, Problem, Report, There, View, named, place_vnics,
 };
 use freeflow_hostnet::run_dir::{RunDir, Settings};
 use freeflow_orchestrator::objects::{AnyObject, ObjectKind, parse_object};
@@ -120,7 +120,7 @@ struct Follower {
     /// All that is declared, as it was last carried out, and the peers.
     declared: Option<State>,
     believed: Vec<Peer>,
-    /// The version of others' vNICs that containers here have the names of, and those.
+    /// The version of all members that containers here have the names of, and those.
     named: (Option<u64>, Option<Vec<Named>>),
     vnics: vnics::OwnVnics,
     claims: Claims,
@@ -202,7 +202,7 @@ impl Follower {
             vnics: Default::default(),
             report: Report::start(&file, &settings.host)?,
             publisher: Publisher::start(run_dir, &settings.host)?,
-            view: View::new(&file.root),
+            view: View::new(&file.root, file.scope()),
             pending: Pending::new(&file.root),
             admitted_at: Instant::now(),
             swept_at: None,
@@ -263,7 +263,7 @@ impl Follower {
             let problems = problems.unwrap_or_else(|failure| vec![Problem::new(failure.to_string())]);
             self.reported = problems;
             self.tell();
-        } else if has_news {
+        } else if has_news || self.report.is_void() {
             self.tell();
         }
         let behind = self.behind.as_ref().filter(|(since, _)| since.elapsed() > ELECTION_TIME);
@@ -279,10 +279,11 @@ impl Follower {
     /// Others' vNICs have names here as far as their hosts are believed to have their addresses.
     fn name_others(&mut self) {
         let Some(declared) = &self.declared else { return };
-        let version = self.view.vnics_version();
+        let version = self.view.members_version();
         if self.named.0.replace(version) == Some(version) {
             return;
         }
+        self.publisher.note_there(self.view.members_there(&self.host));
         let others = named(&self.view, declared, &self.believed);
         if self.named.1.as_ref() != Some(&others) {
             self.named.1 = Some(others.clone());
@@ -298,6 +299,10 @@ impl Follower {
         match renewed {
             Ok(renewed) => {
                 (self.follow, self.report, self.file) = renewed;
+                if self.view.scope() != self.file.scope() {
+                    // Keys that were not followed until now are not in it.
+                    self.view = View::new(&self.file.root, self.file.scope());
+                }
                 self.claims.set_waker(self.follow.waker());
             }
             Err(error) => self.behind = self.behind.take().or_else(|| Some((Instant::now(), error.to_string()))),
@@ -516,9 +521,10 @@ impl Follower {
         let (revision, ranges) = self.carried.clone();
         let release = env!("CARGO_PKG_VERSION").to_owned();
         let record = standing.is_other.then(|| self.record.clone());
-        let (problems, vnics, claims) = (self.reported.clone(), self.held(), self.claimed());
-        let followed = Followed { revision, ranges, vnics, claims, release, at_s: 0, problems };
-        self.report.say(record, standing.before, followed);
+        let holdings = Holdings { vnics: self.held(), claims: self.claimed() };
+        let followed = Followed { revision, ranges, release, at_s: 0, problems: self.reported.clone() };
+        let there = There { record: standing.before, ..There::of(&self.view, &self.host) };
+        self.report.say(record, holdings, followed, there);
     }
 
     /// In the log, where it is another than before.

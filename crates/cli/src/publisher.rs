@@ -1,6 +1,9 @@
 //! Tells the other hosts of a cluster which vNICs this one has, and the containers here the names of theirs, by a
 //! thread of its own: neither router nor follower waits for it.
 //!
+//! It writes the members of networks, which all hosts follow, where etcd has others than there are; and all of the
+//! vNICs with their traffic, which nobody follows, also with each heartbeat.
+//!
 //! The router is asked when something has changed, and with each heartbeat. Then there is a rest: a second at least,
 //! twenty times as long as the router's answers took, and as long as etcd should take for what was written.
 use crate::admin::Admin;
@@ -10,7 +13,9 @@ use crate::control::api::{Api, BASE};
 use crate::failure::{Context, Failure, Result};
 use crate::holders::Holders;
 use crate::record::Records;
-use freeflow_cluster::{ClusterFile, HEARTBEAT, HostContainer, HostVnic, HostVnics, Named, VnicsWriter};
+use freeflow_cluster::{
+    ClusterFile, HEARTBEAT, HostContainer, HostVnic, HostVnics, MembersThere, MembersWriter, Named, VnicsWriter,
+};
 use freeflow_hostnet::run_dir::RunDir;
 use freeflow_orchestrator::Revision;
 use serde_json::Value;
@@ -36,6 +41,10 @@ const RETRY: Duration = Duration::from_secs(5);
 struct Shared {
     /// The revision of the host's own record.
     record: Option<Revision>,
+    /// The host's members as etcd has them by the last news.
+    there: MembersThere,
+    /// Those news have come since they were last looked at.
+    is_there_new: bool,
     /// Names of the other hosts' vNICs that are not noted yet.
     others: Option<Vec<Named>>,
     error: Option<String>,
@@ -60,9 +69,10 @@ impl Publisher {
             host: host.into(),
             shared: shared.clone(),
             sampler: Sampler::default(),
-            writer: None,
+            writers: None,
             rest: REST,
             last: None,
+            members: None,
         };
         spawn("ff-vnics", Box::new(move || told.tell(&changes)))?;
         Ok(Self(shared))
@@ -71,6 +81,13 @@ impl Publisher {
     /// Speaks from now on, as long as the host's record is the one of this revision; `None`: says nothing.
     pub fn speak(&self, record: Option<Revision>) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).record = record;
+    }
+
+    /// etcd has these members of the host's.
+    pub fn note_there(&self, there: MembersThere) {
+        let mut shared = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        shared.is_there_new |= shared.there != there;
+        shared.there = there;
     }
 
     /// Containers know these vNICs of other hosts by name from now on.
@@ -123,10 +140,12 @@ struct Told {
     host: String,
     shared: Arc<Mutex<Shared>>,
     sampler: Sampler,
-    writer: Option<VnicsWriter>,
+    writers: Option<(MembersWriter, VnicsWriter)>,
     /// For what the router's answers took last.
     rest: Duration,
     last: Option<Last>,
+    /// The members that were last written, and when: news of them may be still to come.
+    members: Option<(MembersThere, Instant)>,
 }
 
 impl Told {
@@ -153,6 +172,7 @@ impl Told {
                 names_not_before = Instant::now() + rest;
                 self.shared().names_error = done.err().map(|failure| failure.to_string());
             }
+            is_due |= self.has_other_members();
             let Some(record) = self.record() else { continue };
             let is_silent = self.last.as_ref().is_none_or(|last| last.at.elapsed() >= HEARTBEAT.max(last.rest));
             let is_anew = self.last.as_ref().is_some_and(|last| last.record != record);
@@ -165,7 +185,7 @@ impl Told {
                 Ok(rest) => *rest,
                 Err(_) => {
                     // Certificates are read anew with the next one.
-                    self.writer = None;
+                    self.writers = None;
                     is_due = true;
                     self.rest.max(RETRY)
                 }
@@ -177,6 +197,14 @@ impl Told {
 
     fn shared(&self) -> std::sync::MutexGuard<'_, Shared> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether news have come of members that are not those that were last written.
+    fn has_other_members(&self) -> bool {
+        let mut shared = self.shared();
+        let is_written = |(last, _): &(MembersThere, Instant)| *last == shared.there;
+        let is_other = !self.members.as_ref().is_some_and(is_written);
+        std::mem::take(&mut shared.is_there_new) && is_other
     }
 
     fn record(&self) -> Option<Revision> {
@@ -195,34 +223,57 @@ impl Told {
         container_names::write(&self.run_dir, &mut Admin::connect(&self.run_dir)?)
     }
 
+    /// The writers of members and of all of the vNICs.
+    fn writers(&mut self) -> Result<&mut (MembersWriter, VnicsWriter)> {
+        if self.writers.is_none() {
+            let path = self.run_dir.settings().and_then(|settings| settings.cluster);
+            let file = ClusterFile::read(&path.ok_or_else(|| Failure::new("this host follows no cluster"))?)?;
+            self.writers = Some((MembersWriter::new(&file, &self.host)?, VnicsWriter::new(&file, &self.host)?));
+        }
+        Ok(self.writers.as_mut().expect("they are made"))
+    }
+
+    /// Writes the members where etcd has others; the number of bytes. `None`: the record is another one.
+    fn write_members(&mut self, record: Revision, wanted: MembersThere) -> Result<Option<usize>> {
+        let there = self.shared().there.clone();
+        let is_written = |(last, at): &(MembersThere, Instant)| *last == wanted && at.elapsed() < RETRY;
+        if there == wanted || self.members.as_ref().is_some_and(is_written) {
+            return Ok(Some(0));
+        }
+        // Between a write and its news etcd has what was written, not what is there by the news.
+        let last =
+            self.members.as_ref().filter(|(_, at)| at.elapsed() < RETRY).map_or(&there, |(last, _)| last).clone();
+        let written = self.writers()?.0.write(record, &wanted, &last)?;
+        self.members = written.map(|_| (wanted, Instant::now()));
+        Ok(written)
+    }
+
     /// Says which there are, if that is something else than before or has to be said anyway. How long to rest.
     fn round(&mut self, record: Revision, is_forced: bool) -> Result<Duration> {
         let begin = Instant::now();
         let api = Api::of(&self.run_dir)?;
         let mut vnics = HostVnics::of(present(&self.run_dir, &api)?);
+        // Another record: the follower hears of it, and says so.
+        let Some(members) = self.write_members(record, vnics.members().parts())? else { return Ok(RETRY) };
         let is_same = self.last.as_ref().is_some_and(|last| last.vnics.is_same(&vnics));
         if is_same && !is_forced {
-            return Ok(REST.max(begin.elapsed() * REST_FOR_ANSWERS));
+            return Ok(REST.max(begin.elapsed() * REST_FOR_ANSWERS).max(rest_for(members)));
         }
         let mut traffic = self.sampler.take(&api)?;
         self.rest = REST.max(begin.elapsed() * REST_FOR_ANSWERS);
         for vnic in &mut vnics.vnics {
             vnic.traffic = traffic.remove(&vnic.name).unwrap_or_default();
         }
-        let writer = match &mut self.writer {
-            Some(writer) => writer,
-            None => {
-                let path = self.run_dir.settings().and_then(|settings| settings.cluster);
-                let path = path.ok_or_else(|| Failure::new("this host follows no cluster"))?;
-                self.writer.insert(VnicsWriter::new(&ClusterFile::read(&path)?, &self.host)?)
-            }
-        };
-        // Another record: the follower hears of it, and says so.
-        let Some(bytes) = writer.write(record, &vnics)? else { return Ok(RETRY) };
-        let rest = self.rest.max(Duration::from_secs(bytes as u64 / BYTES_PER_S));
+        let Some(bytes) = self.writers()?.1.write(record, &vnics)? else { return Ok(RETRY) };
+        let rest = self.rest.max(rest_for(members + bytes));
         self.last = Some(Last { vnics, record, at: Instant::now(), rest });
         Ok(rest)
     }
+}
+
+/// For what was written.
+fn rest_for(bytes: usize) -> Duration {
+    Duration::from_secs(bytes as u64 / BYTES_PER_S)
 }
 
 fn modified(path: &Path) -> Option<SystemTime> {

@@ -1,9 +1,9 @@
-//! Real time and memory of a host's view on this machine, of many hosts. Memory is that of this process, so each figure
-//! is measured in a process of its own.
-use crate::etcd::{EVENT_BYTES_AROUND, Writes};
+//! Real time and memory of a controller's view on this machine, of many hosts. Memory is that of this process, so each
+//! figure is measured in a process of its own.
+use crate::etcd::{EVENT_BYTES_AROUND, Writes, is_followed};
 use crate::follower::{Follower, timed};
 use crate::words::{self, Declaration, NETWORK};
-use freeflow_cluster::{News, PeersOf, named};
+use freeflow_cluster::{News, PeersOf, Scope, named};
 use freeflow_orchestrator::store::Entry;
 use freeflow_orchestrator::{Pool, Revision};
 use serde::Serialize;
@@ -41,9 +41,9 @@ pub struct Cost {
     /// The most while it takes all in one list, as a host does that begins.
     pub list_peak_bytes: u64,
     pub list_ms: f64,
-    /// To take a word of another host, and the vNICs of one.
+    /// To take a word of another host, and the members of one that has others.
     pub take_followed_us: f64,
-    pub take_vnics_us: f64,
+    pub take_members_us: f64,
     /// To read what is declared; to compare all, find the other hosts, and that; to find what others are called; to
     /// find out whether a controller has anything to do.
     pub declared_us: f64,
@@ -83,15 +83,16 @@ fn transactions(size: Size) -> impl Iterator<Item = Writes> {
         let has_block = host < BLOCK_COUNT_MAX;
         let followed =
             words::has_followed(1, has_block.then_some(range).into_iter().collect(), Vec::new(), 1_790_000_000);
-        let own = words::followed(host, Some(&words::record(host)), followed, 1);
+        let (record, members) = (words::record_of(host), words::members(host, size.vnics, 1));
+        let own = words::followed(host, followed, 1);
         let given = (format!("{NETWORK}/{}", words::host_name(host)), Some(block(host)));
         let blocks = words::blocks(has_block.then_some(given).into_iter());
-        [own, words::vnics(host, size.vnics, 1, 1_790_000_000), blocks]
+        [record, own, members, words::vnics(host, size.vnics, 1, 1_790_000_000), blocks]
     });
     [words::identity(), begin].into_iter().chain(own).chain(hosts)
 }
 
-/// As a watcher is told of it.
+/// As a controller is told of it.
 fn news(at: u64, writes: Writes) -> News {
     let at = Revision(at);
     let entry = |key: &String, value| Entry { key: key.clone(), value, created: at, modified: at, lease: None };
@@ -99,7 +100,8 @@ fn news(at: u64, writes: Writes) -> News {
         let entry = value.map(|value| entry(&key, value));
         (key, entry)
     };
-    News::Changed(at, writes.into_iter().map(change).collect())
+    let followed = writes.into_iter().filter(|(key, _)| is_followed(key, true));
+    News::Changed(at, followed.map(change).collect())
 }
 
 /// As a host that begins is told of all.
@@ -130,7 +132,7 @@ fn median_us(mut one: impl FnMut() -> u64) -> f64 {
 /// # Errors
 /// The system does not say how much memory there is.
 pub fn measure(size: Size) -> io::Result<Cost> {
-    let mut follower = Follower::new(size.hosts - 1);
+    let mut follower = Follower::new(size.hosts - 1, Scope::Said);
     let before = memory()?.0;
     let (mut at, mut lengths) = (0, BTreeMap::new());
     for writes in transactions(size) {
@@ -160,11 +162,11 @@ pub fn measure(size: Size) -> io::Result<Cost> {
     };
     let take_followed_us = take(|number, _| {
         let ranges = BTreeMap::from([(NETWORK.to_owned(), block(0))]);
-        words::followed(0, None, words::has_followed(number, ranges, Vec::new(), 1_790_000_000 + number), number)
+        words::followed(0, words::has_followed(number, ranges, Vec::new(), 1_790_000_000 + number), number)
     });
-    let take_vnics_us = take(|number, size| words::vnics(0, size.vnics, number, 1_790_000_000 + number));
+    let take_members_us = take(|number, size| words::members(0, size.vnics + number as usize % 2, number));
     drop(follower);
-    let (listed, mut anew) = (list(size), Follower::new(0));
+    let (listed, mut anew) = (list(size), Follower::new(0, Scope::Said));
     let (_, list_ns) = timed(|| anew.take(listed));
     let list_ms = list_ns as f64 / 1e6;
     let list_peak_bytes = memory()?.1.saturating_sub(before);
@@ -180,7 +182,7 @@ pub fn measure(size: Size) -> io::Result<Cost> {
         list_peak_bytes,
         list_ms,
         take_followed_us,
-        take_vnics_us,
+        take_members_us,
         declared_us,
         carry_out_us,
         names_us,

@@ -1,7 +1,9 @@
 //! A real etcd: how much processor time and memory of it a watcher costs, and how long it takes until the last one has
 //! heard of a transaction. The watchers are the cluster's own, in this process, and share its processors with etcd.
 use crate::words;
-use freeflow_cluster::{ClusterFile, DEFAULT_ROOT, Follow, Followed, HostRecord, News, Report, Wire};
+use freeflow_cluster::{
+    ClusterFile, DEFAULT_ROOT, Follow, Followed, Holdings, HostRecord, News, Report, Scope, There, Wire,
+};
 use serde::Serialize;
 use std::fs;
 use std::io;
@@ -45,7 +47,7 @@ fn used(pid: u32) -> io::Result<(f64, u64)> {
 
 /// Waits until a watcher has heard of a word of the host with this revision in it.
 fn hear(follow: &Follow, revision: u64) -> io::Result<()> {
-    let (end, key) = (Instant::now() + PATIENCE, format!("{DEFAULT_ROOT}/hosts/{}/data/followed", words::host_name(1)));
+    let (end, key) = (Instant::now() + PATIENCE, format!("{DEFAULT_ROOT}/said/{}/data/followed", words::host_name(1)));
     while Instant::now() < end {
         let entries: Vec<_> = match follow.next(Duration::from_secs(1)) {
             Some(News::Listed(_, entries)) => entries,
@@ -80,8 +82,9 @@ pub fn measure(endpoint: &str, pid: u32, watchers: usize) -> io::Result<FanOut> 
     let word = |revision| Followed { revision, release: "x".repeat(TEXT_CHARS), ..Followed::default() };
     // Another watcher of its own finds the revision on which later words stand.
     let record: HostRecord = words::record(1);
-    report.say(Some(record), None, word(0));
-    let own = Follow::start(&file).map_err(failed)?;
+    report.say(Some(record), Holdings::default(), word(0), There::default());
+    let follow = || Follow::start_of(&file, Scope::Said).map_err(failed);
+    let own = follow()?;
     let before = loop {
         match own.next(PATIENCE) {
             Some(News::Listed(_, entries)) => {
@@ -100,15 +103,15 @@ pub fn measure(endpoint: &str, pid: u32, watchers: usize) -> io::Result<FanOut> 
         }
     };
     let (_, alone_bytes) = used(pid)?;
-    let follows: Vec<Follow> =
-        (0..watchers).map(|_| Follow::start(&file).map_err(failed)).collect::<io::Result<_>>()?;
-    report.say(None, Some(before), word(1));
+    let follows: Vec<Follow> = (0..watchers).map(|_| follow()).collect::<io::Result<_>>()?;
+    let there = || There { record: Some(before), holdings: Some((before, Holdings::default())) };
+    report.say(None, Holdings::default(), word(1), there());
     follows.iter().try_for_each(|follow| hear(follow, 1))?;
     let (begin_s, with_bytes) = used(pid)?;
     let mut times = Vec::new();
     for number in 0..COUNT {
         let (begin, revision) = (Instant::now(), 2 + number as u64);
-        report.say(None, Some(before), word(revision));
+        report.say(None, Holdings::default(), word(revision), there());
         follows.iter().try_for_each(|follow| hear(follow, revision))?;
         times.push(begin.elapsed().as_secs_f64() * 1000.0);
     }

@@ -1,7 +1,7 @@
 //! A host's follower: the real view and the real decisions, on the state of a router that refuses as a router does.
 use crate::words::{NETWORK, host_name, record};
 use freeflow_cluster::mirror::{Released, Target, Wanted, carry_out};
-use freeflow_cluster::{DEFAULT_ROOT, DueBlocks, News, PeersOf, Problem, View, due_blocks, due_places};
+use freeflow_cluster::{DEFAULT_ROOT, DueBlocks, News, PeersOf, Problem, Scope, View, due_blocks, due_places};
 use freeflow_orchestrator::objects::{AnyObject, ObjectKind};
 use freeflow_orchestrator::{Command, Revision, State};
 use rustix::time::{ClockId, clock_gettime};
@@ -76,8 +76,9 @@ pub fn timed<T>(body: impl FnOnce() -> T) -> (T, u64) {
 }
 
 impl Follower {
-    pub fn new(number: usize) -> Self {
-        Self { number, view: View::new(DEFAULT_ROOT), router: Router::new(number), taking_ns: 0 }
+    /// Of a host that is a controller if this is its scope.
+    pub fn new(number: usize, scope: Scope) -> Self {
+        Self { number, view: View::new(DEFAULT_ROOT, scope), router: Router::new(number), taking_ns: 0 }
     }
 
     /// Whether it has to do anything for these news.

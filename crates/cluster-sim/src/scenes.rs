@@ -23,7 +23,9 @@ pub struct Idle {
     pub vnics: usize,
     pub over_s: f64,
     pub transactions: u64,
-    /// Events and bytes that each watcher is told, and those times the watchers.
+    /// Of all keys that hosts write.
+    pub written_bytes: u64,
+    /// Events and bytes that each host is told, and those to all hosts and controllers.
     pub told_events: u64,
     pub told_bytes: u64,
     pub sent_events: u64,
@@ -58,6 +60,7 @@ pub fn idle(setting: Setting) -> Idle {
         vnics: setting.vnics,
         over_s: seconds(IDLE),
         transactions: counts.transactions,
+        written_bytes: counts.written_bytes,
         told_events: counts.events,
         told_bytes: counts.bytes,
         sent_events: counts.sent_events,
@@ -70,7 +73,7 @@ pub fn idle(setting: Setting) -> Idle {
         peers_of_each: world.like().peer_count,
         hosts_without_block: world.without_block,
         carry_out_us: world.like().took_ns as f64 / 1000.0,
-        control_us: world.last().control().1 as f64 / 1000.0,
+        control_us: world.controller().control().1 as f64 / 1000.0,
         take_us: taken as f64 / 1000.0 / revisions.max(1) as f64,
     }
 }
@@ -201,7 +204,7 @@ pub fn loss(setting: Setting) -> Loss {
 
 /// Bytes that a host writes into etcd's file in an hour, by what it says: etcd keeps them until it is compacted.
 pub fn bytes_per_host_and_hour(idle: &Idle) -> f64 {
-    idle.told_bytes as f64 / idle.hosts as f64 / idle.over_s * 3600.0
+    idle.written_bytes as f64 / idle.hosts as f64 / idle.over_s * 3600.0
 }
 
 /// Whether what sampled hosts do is what the others are taken to do.
@@ -217,14 +220,19 @@ pub fn check(setting: Setting) -> Result<(), String> {
     // The words of the last ones are on their way.
     world.run_for(60 * SECOND);
     let listed = world.etcd.size();
-    if world.view().hosts().len() != setting.hosts || world.view().vnics().len() != setting.hosts {
+    let view = world.view_of_all();
+    if world.view().hosts().len() != setting.hosts || view.vnics().len() != setting.hosts {
         return Err(format!("{} hosts in the view, of {listed:?} keys and bytes", world.view().hosts().len()));
     }
-    if let Some((_, vnics)) = world.view().vnics().first_key_value() {
+    let first = words::host_name(0);
+    let member_count = world.view().members(&first).map(|(_, members)| members.len()).sum::<usize>();
+    if member_count != setting.vnics || !world.view().followed().is_empty() {
+        return Err(format!("the last host knows {member_count} members of the first one, or more than it follows"));
+    }
+    if let Some((_, vnics)) = view.vnics().first_key_value() {
         let said = vnics.vnics.len();
         (said == setting.vnics).then_some(()).ok_or(format!("{said} vNICs of a host"))?;
     }
-    let first = words::host_name(0);
-    world.view().followed().get(&first).ok_or(format!("{first} has said nothing"))?;
+    view.followed().get(&first).ok_or(format!("{first} has said nothing"))?;
     world.check()
 }

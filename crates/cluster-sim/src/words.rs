@@ -1,7 +1,8 @@
 //! Keys and values of a cluster as its hosts, its operators and its controllers write them, by their own types.
 use crate::etcd::Writes;
 use freeflow_cluster::{
-    DEFAULT_ROOT, Followed, HostContainer, HostRecord, HostTraffic, HostVnic, HostVnics, Identity, Place, Problem,
+    DEFAULT_ROOT, Followed, Holdings, HostContainer, HostRecord, HostTraffic, HostVnic, HostVnics, Identity, Place,
+    Problem,
 };
 use freeflow_orchestrator::objects::{AnyObject, parse_object};
 use freeflow_orchestrator::{Command, Revision, State};
@@ -41,8 +42,8 @@ fn key(rest: &str) -> String {
 
 /// A host's store writes this with each of its transactions, for when an answer is lost: a receipt, in the place of
 /// the last one.
-fn receipt(host: &str, store: &str, number: u64) -> Writes {
-    let of = |number: u64| key(&format!("hosts/{host}/receipts/{store:0>WRITER_DIGITS$}/{number}"));
+fn receipt(part: &str, store: &str, number: u64) -> Writes {
+    let of = |number: u64| key(&format!("{part}/receipts/{store:0>WRITER_DIGITS$}/{number}"));
     let mut writes = vec![(of(number), Some(b"done".to_vec()))];
     if number > 1 {
         writes.push((of(number - 1), None));
@@ -54,19 +55,29 @@ fn encoded(value: &impl serde::Serialize) -> Option<Vec<u8>> {
     Some(serde_json::to_vec(value).expect("words are encodable"))
 }
 
+/// The first transaction of a host's report: it has no vNIC of the cluster's, and says that once.
+pub fn record_of(host: usize) -> Writes {
+    let part = format!("hosts/{}", host_name(host));
+    let mut writes = vec![
+        (key(&format!("{part}/data/holdings")), encoded(&Holdings::default())),
+        (key(&format!("{part}/data/record")), encoded(&record(host))),
+    ];
+    writes.extend(receipt(&part, "1", 1));
+    writes
+}
+
 /// A transaction of a host's report.
-pub fn followed(host: usize, record: Option<&HostRecord>, followed: Followed, number: u64) -> Writes {
-    let name = host_name(host);
-    let mut writes = vec![(key(&format!("hosts/{name}/data/followed")), encoded(&followed.bounded()))];
-    writes.extend(record.map(|record| (key(&format!("hosts/{name}/data/record")), encoded(record))));
-    writes.extend(receipt(&name, "1", number));
+pub fn followed(host: usize, followed: Followed, number: u64) -> Writes {
+    let part = format!("said/{}", host_name(host));
+    let mut writes = vec![(key(&format!("{part}/data/followed")), encoded(&followed.bounded()))];
+    writes.extend(receipt(&part, "1", number));
     writes
 }
 
 /// Of a host that has followed up to here.
 pub fn has_followed(revision: u64, ranges: BTreeMap<String, String>, problems: Vec<Problem>, now_s: u64) -> Followed {
     let release = env!("CARGO_PKG_VERSION").into();
-    Followed { revision, ranges, release, at_s: now_s, problems, ..Followed::default() }
+    Followed { revision, ranges, release, at_s: now_s, problems }
 }
 
 /// A container's vNIC, which has traffic.
@@ -100,14 +111,26 @@ fn vnic(host: usize, number: usize, now_s: u64) -> HostVnic {
     }
 }
 
-/// A transaction of a host's publisher: all its vNICs.
+fn all_vnics(host: usize, count: usize, now_s: u64) -> HostVnics {
+    HostVnics::of((0..count).map(|number| vnic(host, number, now_s)).collect())
+}
+
+/// A transaction of a host's publisher: the members of networks.
+pub fn members(host: usize, count: usize, number: u64) -> Writes {
+    let part = format!("hosts/{}", host_name(host));
+    let parts = all_vnics(host, count, 0).members().parts().into_iter();
+    let write = |(number, value)| (key(&format!("{part}/data/members/{number}")), encoded(&value));
+    parts.map(write).chain(receipt(&part, "2", number)).collect()
+}
+
+/// A transaction of a host's publisher: all its vNICs, with their traffic.
 pub fn vnics(host: usize, count: usize, number: u64, now_s: u64) -> Writes {
-    let all = HostVnics::of((0..count).map(|number| vnic(host, number, now_s)).collect());
+    let all = all_vnics(host, count, now_s);
     let mut parts = HostVnics { at_s: now_s, ..all }.encoded().into_iter();
-    let name = host_name(host);
+    let part = format!("vnics/{}", host_name(host));
     let mut writes: Writes =
-        (0..PARTS_OF_VNICS).map(|part| (key(&format!("hosts/{name}/data/vnics/{part}")), parts.next())).collect();
-    writes.extend(receipt(&name, "2", number));
+        (0..PARTS_OF_VNICS).map(|number| (key(&format!("{part}/data/{number}")), parts.next())).collect();
+    writes.extend(receipt(&part, "1", number));
     writes
 }
 
@@ -131,7 +154,7 @@ pub fn identity() -> Writes {
 
 /// A request to join, and the answer that replaces it: as long as those of a host in a laboratory.
 pub fn join_request(host: usize) -> Writes {
-    vec![(key(&format!("joins/data/0123456789ab/{}/request", host_name(host))), Some(vec![b'x'; 600]))]
+    vec![(key(&format!("requests/0123456789ab/data/{}/request", host_name(host))), Some(vec![b'x'; 600]))]
 }
 
 pub fn join_answer(host: usize) -> [Writes; 3] {
@@ -142,8 +165,8 @@ pub fn join_answer(host: usize) -> [Writes; 3] {
         vec![of("admission/data/tokens/0123456789ab", 900), of(&format!("admission/data/hosts/{name}"), 250)],
         blocks([(format!("default/{name}"), Some(format!("10.{high}.{low}.0/24")))].into_iter()),
         vec![
-            (key(&format!("joins/data/0123456789ab/{name}/request")), None),
-            of(&format!("joins/data/0123456789ab/{name}/answer"), 1500),
+            (key(&format!("requests/0123456789ab/data/{name}/request")), None),
+            of(&format!("requests/0123456789ab/data/{name}/answer"), 1500),
         ],
     ]
 }

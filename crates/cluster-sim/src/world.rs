@@ -8,7 +8,7 @@
 use crate::etcd::{Counts, Etcd, Model, Writes};
 use crate::follower::{Carried, Follower};
 use crate::words::{self, Declaration, NETWORK};
-use freeflow_cluster::{HEARTBEAT, Problem, View, WRITE_COUNT_MAX};
+use freeflow_cluster::{DEFAULT_ROOT, HEARTBEAT, Problem, Scope, View, WRITE_COUNT_MAX};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
@@ -137,9 +137,10 @@ impl World {
     pub fn settled(setting: Setting) -> (Self, Option<u64>) {
         let mut world = Self::empty(setting);
         for host in 0..setting.hosts {
-            let record = words::record(host);
             let followed = words::has_followed(0, BTreeMap::new(), Vec::new(), EPOCH_S);
-            world.commit(words::followed(host, Some(&record), followed, 1), false);
+            world.commit(words::record_of(host), false);
+            world.commit(words::followed(host, followed, 1), false);
+            world.commit(words::members(host, setting.vnics, 1), false);
             world.commit(words::vnics(host, setting.vnics, 1, EPOCH_S), false);
         }
         world.for_hosts.push(world.etcd.revision());
@@ -236,11 +237,13 @@ impl World {
 
     /// It follows from now on, by a new list.
     fn begin(&mut self, number: usize) {
+        let is_controller = number == 0;
         self.etcd.watchers += 1;
+        self.etcd.controllers += u64::from(is_controller);
         self.hosts[number] = Host { is_up: true, whole_at: self.now, round_at: NEVER, ..Host::default() };
-        if number == 0 || number == self.setting.hosts - 1 {
-            let mut follower = Follower::new(number);
-            follower.take(self.etcd.listed());
+        if is_controller || number == self.setting.hosts - 1 {
+            let mut follower = Follower::new(number, if is_controller { Scope::Said } else { Scope::Host });
+            follower.take(self.etcd.listed(is_controller));
             self.sampled.insert(number, (follower, self.etcd.revision()));
         }
         self.plan_round(number, self.now);
@@ -385,9 +388,7 @@ impl World {
         let after = if host.has_problems { AGAIN } else { WHOLE };
         let has_news = last.is_some_and(|last| last > host.carrying);
         if !(has_news || self.now >= host.whole_at + after) {
-            // Others' words are news, too, that wake it.
-            let gap = (BEAT / (2 * self.setting.hosts as u64)).min(ROUND);
-            let at = host.whole_at + after + gap / 2;
+            let at = host.whole_at + after + ROUND / 2;
             return self.plan_next(number, heard, at);
         }
         let carried = match self.sampled.get_mut(&number) {
@@ -428,7 +429,7 @@ impl World {
     fn take_news(&mut self, number: usize, heard: u64) {
         let Some((follower, taken)) = self.sampled.get_mut(&number) else { return };
         if heard > *taken {
-            follower.take(self.etcd.news(*taken, heard));
+            follower.take(self.etcd.news(*taken, heard, number == 0));
             *taken = heard;
         }
         let least = self.sampled.values().map(|(_, taken)| *taken).min().expect("there is one");
@@ -443,22 +444,30 @@ impl World {
             self.hosts[number].is_to_write = true;
             return;
         }
+        if !self.hosts[number].is_recorded {
+            // How far it has followed is written after this.
+            let (done, _) = self.commit(words::record_of(number), true);
+            (self.hosts[number].is_writing, self.hosts[number].is_to_write) = (true, true);
+            return self.plan(done - self.now, Event::Written(number));
+        }
         let carried = self.hosts[number].carried;
-        let record = (!self.hosts[number].is_recorded).then(|| words::record(number));
         let block = self.blocks.get(&number).filter(|(given, _)| *given <= carried);
         let ranges = block.map(|(_, block)| (NETWORK.to_owned(), block.clone())).into_iter().collect();
         // As a host like it has them; the one that it has itself until it has a block is another one.
         let problems = if self.hosts[number].has_problems { self.like.problems.clone() } else { Vec::new() };
         let followed = words::has_followed(carried, ranges, problems, self.now_s());
         self.hosts[number].written += 1;
-        let writes = words::followed(number, record.as_ref(), followed, self.hosts[number].written);
-        let (done, _) = self.commit(writes, record.is_some());
+        let writes = words::followed(number, followed, self.hosts[number].written);
+        let (done, _) = self.commit(writes, false);
         self.hosts[number].is_writing = true;
         self.plan(done - self.now, Event::Written(number));
     }
 
     fn publish(&mut self, number: usize) {
         self.hosts[number].spoke += 1;
+        if self.hosts[number].spoke == 1 {
+            self.commit(words::members(number, self.setting.vnics, 1), false);
+        }
         let writes = words::vnics(number, self.setting.vnics, self.hosts[number].spoke, self.now_s());
         self.commit(writes, false);
         let after = BEAT + self.draw(REST);
@@ -531,6 +540,17 @@ impl World {
         &self.last().view
     }
 
+    /// As an operator's command sees it.
+    pub fn view_of_all(&self) -> View {
+        let mut view = View::new(DEFAULT_ROOT, Scope::Vnics);
+        view.take(self.etcd.all());
+        view
+    }
+
+    pub fn controller(&self) -> &Follower {
+        &self.sampled[&0].0
+    }
+
     pub fn last(&self) -> &Follower {
         &self.sampled[&(self.setting.hosts - 1)].0
     }
@@ -546,10 +566,11 @@ impl World {
 
     /// Whether a host that is sampled says of itself what it would be taken to say if it were not.
     pub fn check(&self) -> Result<(), String> {
+        let view = self.view_of_all();
         for number in self.sampled.keys() {
             let name = words::host_name(*number);
-            let said = self.view().followed().get(&name).ok_or(format!("{name} has said nothing"))?;
-            let block = self.view().block(NETWORK, &name).map(|block| block.to_string());
+            let said = view.followed().get(&name).ok_or(format!("{name} has said nothing"))?;
+            let block = view.block(NETWORK, &name).map(|block| block.to_string());
             if said.ranges.get(NETWORK) != block.as_ref() {
                 return Err(format!("{name} is said to have {:?}, and its block is {block:?}", said.ranges));
             }

@@ -118,7 +118,7 @@ impl Pending {
     /// Nothing yet.
     pub fn new(root: &str) -> Self {
         let keys = Keys::new(root);
-        let (joins, hosts) = (format!("{}/", keys.joins()), format!("{}/data/{HOSTS}", keys.admission()));
+        let (joins, hosts) = (format!("{}/", keys.requests()), format!("{}/data/{HOSTS}", keys.admission()));
         let own = format!("{}hosts/", keys.prefix());
         let (requests, renewals) = (BTreeMap::new(), BTreeMap::new());
         Self {
@@ -306,7 +306,7 @@ impl<'a> Admission<'a> {
             let ((token, host), entry) = (place.clone(), entry.clone());
             let store = match joins.entry(token.clone()) {
                 MapEntry::Occupied(there) => there.into_mut(),
-                MapEntry::Vacant(place) => place.insert(self.file.store(&self.file.keys().joins_by(&token))?),
+                MapEntry::Vacant(place) => place.insert(self.file.store(&self.file.keys().requests_by(&token))?),
             };
             let answered = self.answer(store, (&token, &host), &entry);
             match lasting(answered, &host, said)?.flatten() {
@@ -463,8 +463,10 @@ impl<'a> Admission<'a> {
         let whole = format!("{}/data/{key}", keys.admission());
         let guard = Some((whole.as_str(), modified));
         // A controller has no right to what another host writes; etcd's root has.
-        if !part(&self.file.as_root(), &keys.host(host), guard)?.delete_all()? {
-            return Ok(false);
+        for of_host in keys.of_host(host) {
+            if !part(&self.file.as_root(), &of_host, guard)?.delete_all()? {
+                return Ok(false);
+            }
         }
         Controller::release(&self.file, host, guard)?;
         places::release(&self.file, host, guard)?;
@@ -519,7 +521,7 @@ fn outcome_of(done: Result<Welcome, ClusterError>) -> Result<Result<Welcome, Str
 fn lasting<T>(done: Result<T, ClusterError>, host: &str, said: &mut Vec<String>) -> Result<Option<T>, ClusterError> {
     match done {
         Ok(done) => Ok(Some(done)),
-        Err(error @ ClusterError::Store(_)) => Err(error),
+        Err(error @ (ClusterError::Store(_) | ClusterError::Full)) => Err(error),
         Err(error) => {
             said.push(format!("host {host} gets no answer: {error}"));
             Ok(None)
@@ -596,13 +598,13 @@ mod tests {
     fn a_bounded_number_of_requests_waits_and_nothing_else() {
         let mut pending = Pending::new("/freeflow");
         for key in [
-            "/freeflow/joins/0123456789ab/data/h1/answer",
-            "/freeflow/joins/0123456789ab/data/h1",
-            "/freeflow/joins/0123456789ab/data/../request",
-            "/freeflow/joins/0123456789ab/data/a/b/request",
-            "/freeflow/joins/not-a-token/data/h1/request",
-            "/freeflow/joins/0123456789ab/receipts/h1/request",
-            "/freeflower/joins/0123456789ab/data/h1/request",
+            "/freeflow/requests/0123456789ab/data/h1/answer",
+            "/freeflow/requests/0123456789ab/data/h1",
+            "/freeflow/requests/0123456789ab/data/../request",
+            "/freeflow/requests/0123456789ab/data/a/b/request",
+            "/freeflow/requests/not-a-token/data/h1/request",
+            "/freeflow/requests/0123456789ab/receipts/h1/request",
+            "/freeflower/requests/0123456789ab/data/h1/request",
             "/freeflow/hosts/h1/data/record",
             "/freeflow/hosts/h1/renewal",
             "/freeflow/hosts/../data/renewal",
@@ -611,7 +613,7 @@ mod tests {
             changed(&mut pending, key, Some(entry(key, 3)));
             assert!(pending.is_empty(), "{key}");
         }
-        let key = "/freeflow/joins/0123456789ab/data/h1/request";
+        let key = "/freeflow/requests/0123456789ab/data/h1/request";
         changed(&mut pending, key, Some(entry(key, MESSAGE_BYTES_MAX + 1)));
         assert!(pending.is_empty(), "one that is too long");
         changed(&mut pending, key, Some(entry(key, 3)));
@@ -619,7 +621,9 @@ mod tests {
         changed(&mut pending, key, None);
         assert!(pending.is_empty(), "it was answered");
         for number in 0..2 * PENDING_COUNT_MAX {
-            for key in [format!("joins/0123456789ab/data/h{number}/request"), format!("hosts/h{number}/data/renewal")] {
+            for key in
+                [format!("requests/0123456789ab/data/h{number}/request"), format!("hosts/h{number}/data/renewal")]
+            {
                 let key = format!("/freeflow/{key}");
                 changed(&mut pending, &key, Some(entry(&key, 3)));
             }

@@ -1,7 +1,7 @@
 //! Blocks: the part of a network's addresses that one host gives out.
 use crate::ClusterError;
 use crate::file::ClusterFile;
-use crate::keys::block_key;
+use crate::keys::{Scope, block_key};
 use crate::peers::own_ranges;
 use crate::turns::{Guard, WRITE_COUNT_MAX, busy, commit, delete_in_turns, part, serial_in};
 use crate::view::{View, block_in, state_of};
@@ -83,8 +83,12 @@ fn block_for(view: &View, host: &str, network: &NetworkEntry, taken: &[Pool]) ->
 /// All that is due by what has come, as a controller finds it before it asks etcd.
 ///
 /// # Errors
-/// What is declared makes no sense.
+/// What is declared makes no sense. `File`: the view has not what hosts say that they have.
 pub fn due_blocks(view: &View) -> Result<DueBlocks, ClusterError> {
+    if view.scope() < Scope::Said {
+        // A block that is in use would be free.
+        return Err(ClusterError::File("how far hosts have followed is not followed here".into()));
+    }
     let since = Some(view.declared_revision()).filter(|since| since.0 > 0);
     Ok(due(view, (&view.declared()?, since), view.blocks()))
 }

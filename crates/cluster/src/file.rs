@@ -1,6 +1,6 @@
 //! The cluster file: where etcd is, and who we are to it.
 use crate::ClusterError;
-use crate::keys::Keys;
+use crate::keys::{Keys, Scope};
 use freeflow_etcd::{Endpoints, EtcdStore};
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -87,6 +87,11 @@ impl ClusterFile {
         }
         file.endpoints().map_err(|error| bad(error.to_string()))?;
         Ok(file)
+    }
+
+    /// The keys that the host of this file follows.
+    pub fn scope(&self) -> Scope {
+        if self.controller { Scope::Said } else { Scope::Host }
     }
 
     /// Whether this host admits others. Where etcd has TLS it can only with the authority's key.

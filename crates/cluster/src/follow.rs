@@ -1,10 +1,11 @@
 //! A cluster's news for who waits for them in a thread, and a host's words about itself.
 use crate::ClusterError;
 use crate::file::ClusterFile;
-use crate::keys::{FOLLOWED, RECORD};
-use crate::records::{Followed, HostRecord, now_s};
-use freeflow_etcd::{Client, Follower, News};
-use freeflow_orchestrator::store::{Compare, StoreError, Transaction, Write};
+use crate::keys::{FOLLOWED, HOLDINGS, RECORD, Scope};
+use crate::records::{Followed, Holdings, HostRecord, now_s};
+use crate::view::View;
+use freeflow_etcd::{Client, EtcdStore, Follower, News};
+use freeflow_orchestrator::store::{Committed, Compare, StoreError, Transaction, Write};
 use freeflow_orchestrator::{Revision, Store};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::thread;
@@ -44,18 +45,26 @@ fn no_thread(error: &std::io::Error) -> ClusterError {
 }
 
 impl Follow {
-    /// Begins to follow: all that concerns each host; and what bearers of tokens ask, where they are admitted here.
-    /// Others don't keep that: whoever has a token could fill their memory.
+    /// Begins to follow as the host of this file: all that concerns each host; how far they have followed, where it
+    /// is a controller; and what bearers of tokens ask, where they are admitted here. Others don't keep that: whoever
+    /// has a token could fill their memory.
     ///
     /// # Errors
     /// Certificates that can't be used, or no thread.
     pub fn start(file: &ClusterFile) -> Result<Self, ClusterError> {
-        Self::start_of(file, file.admits())
+        Self::start_with(file, file.scope(), file.admits())
     }
 
-    /// The same, with or without what is asked.
-    pub(crate) fn start_of(file: &ClusterFile, admits: bool) -> Result<Self, ClusterError> {
-        let (endpoints, prefix, parts) = (file.endpoints()?, file.keys().prefix(), file.keys().followed(admits));
+    /// Begins to follow these keys, without what bearers of tokens ask.
+    ///
+    /// # Errors
+    /// Certificates that can't be used, or no thread.
+    pub fn start_of(file: &ClusterFile, scope: Scope) -> Result<Self, ClusterError> {
+        Self::start_with(file, scope, false)
+    }
+
+    fn start_with(file: &ClusterFile, scope: Scope, admits: bool) -> Result<Self, ClusterError> {
+        let (endpoints, parts) = (file.endpoints()?, file.keys().followed(scope, admits));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| no_thread(&error))?;
         let client = {
@@ -66,7 +75,7 @@ impl Follow {
         let waker = sender.clone();
         let body = move || {
             runtime.block_on(async move {
-                let mut from = Follower::spawn_of(client, &prefix, parts);
+                let mut from = Follower::spawn_of(client, parts);
                 while let Some(news) = from.recv().await {
                     if sender.send(Some(news)).is_err() {
                         return;
@@ -89,20 +98,48 @@ impl Follow {
     }
 }
 
+/// A host's own words as etcd has them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct There {
+    /// When its record was written; `None`: there is none.
+    pub record: Option<Revision>,
+    /// Its holdings, and when they were written.
+    pub holdings: Option<(Revision, Holdings)>,
+}
+
+impl There {
+    /// As the news have them.
+    pub fn of(view: &View, host: &str) -> Self {
+        let record = view.hosts().get(host).map(|(revision, _)| *revision);
+        Self { record, holdings: view.holdings().get(host).cloned() }
+    }
+}
+
 /// Words of a host.
 struct Words {
     /// To be written, if it is another than is there.
     record: Option<HostRecord>,
-    /// When that was written which is there; `None`: none is.
-    before: Option<Revision>,
+    holdings: Holdings,
     followed: Followed,
+    there: There,
+}
+
+/// Result of an attempt to say them.
+struct Outcome {
+    error: Option<String>,
+    /// etcd has other words than they stand on.
+    is_void: bool,
 }
 
 /// A host's words about itself, written by a thread of its own: etcd may take its time.
+///
+/// They are two transactions: the record and the holdings, if they are others than etcd has; then how far the host has
+/// followed, on condition that both are as they were found, or written.
 pub struct Report {
     words: Sender<Words>,
-    errors: Receiver<Option<String>>,
+    outcomes: Receiver<Outcome>,
     last_error: Option<String>,
+    is_void: bool,
 }
 
 impl Report {
@@ -112,69 +149,128 @@ impl Report {
     /// No thread.
     pub fn start(file: &ClusterFile, host: &str) -> Result<Self, ClusterError> {
         let (words, from) = channel();
-        let (errors_of, errors) = channel();
-        let (file, root) = (file.clone(), file.keys().host(host));
-        let body = move || write_all(&file, &root, &from, &errors_of);
+        let (outcomes_of, outcomes) = channel();
+        let writer = Writer::new(file, host);
+        let body = move || writer.write_all(&from, &outcomes_of);
         thread::Builder::new().name("ff-report".into()).spawn(body).map_err(|error| no_thread(&error))?;
-        Ok(Self { words, errors, last_error: None })
+        Ok(Self { words, outcomes, last_error: None, is_void: false })
     }
 
-    /// Says it, and goes on saying it, as long as the host's record is the one that was written `before` (`None`: it is
-    /// not there): a host that was removed, or whose name is another's by now, says nothing. A record is written only
-    /// where one is given.
-    pub fn say(&self, record: Option<HostRecord>, before: Option<Revision>, followed: Followed) {
+    /// Says it, and goes on saying it, as long as etcd has what is `there`: a host that was removed, or whose name is
+    /// another's by now, says nothing. A record is written only where one is given.
+    pub fn say(&self, record: Option<HostRecord>, holdings: Holdings, followed: Followed, there: There) {
         // The thread lives as long as this.
-        let _ = self.words.send(Words { record, before, followed: followed.bounded() });
+        let (holdings, followed) = (holdings.bounded(), followed.bounded());
+        let _ = self.words.send(Words { record, holdings, followed, there });
+    }
+
+    fn take_outcomes(&mut self) {
+        if let Some(last) = self.outcomes.try_iter().last() {
+            (self.last_error, self.is_void) = (last.error, last.is_void);
+        }
     }
 
     /// Why the last attempt failed; `None`: it did not.
     pub fn error(&mut self) -> Option<&str> {
-        if let Some(last) = self.errors.try_iter().last() {
-            self.last_error = last;
-        }
+        self.take_outcomes();
         self.last_error.as_deref()
+    }
+
+    /// Whether the last words were not said, since etcd has others than they stand on: they are to be said again when
+    /// news of those have come.
+    pub fn is_void(&mut self) -> bool {
+        self.take_outcomes();
+        self.is_void
     }
 }
 
-fn write_all(file: &ClusterFile, root: &str, words: &Receiver<Words>, errors: &Sender<Option<String>>) {
-    let (mut last, mut wait) = (None::<Words>, HEARTBEAT);
-    let mut store = None;
-    loop {
-        match words.recv_timeout(wait) {
-            Ok(first) => last = Some(words.try_iter().last().unwrap_or(first)),
-            Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => return,
-        }
-        let Some(Words { record, before, followed }) = &mut last else { continue };
-        followed.at_s = now_s();
-        let mut write = || -> Result<(), ClusterError> {
-            let store = match &mut store {
-                Some(store) => store,
-                None => store.insert(file.store(root)?),
+/// The thread of a report.
+struct Writer {
+    file: ClusterFile,
+    host: String,
+    /// The part with the record and the holdings, and that with the rest.
+    stores: Option<(EtcdStore, EtcdStore)>,
+    /// Words as this thread has written them, which the news may not have had yet.
+    written: There,
+}
+
+impl Writer {
+    fn new(file: &ClusterFile, host: &str) -> Self {
+        Self { file: file.clone(), host: host.into(), stores: None, written: There::default() }
+    }
+
+    fn write_all(mut self, words: &Receiver<Words>, outcomes: &Sender<Outcome>) {
+        let (mut last, mut wait) = (None::<Words>, HEARTBEAT);
+        loop {
+            match words.recv_timeout(wait) {
+                Ok(first) => last = Some(self.later(words.try_iter().last().unwrap_or(first))),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+            let Some(words) = &mut last else { continue };
+            let done = self.write(words);
+            wait = match &done {
+                Err(_) => RETRY,
+                Ok(_) if !words.holdings.claims.is_empty() => CLAIM_BEAT,
+                Ok(_) => HEARTBEAT,
             };
-            let write = |key: &str, value: Vec<u8>| Write { key: key.into(), value: Some(value), lease: None };
-            let bytes = serde_json::to_vec(followed).expect("words are encodable");
-            let mut writes = vec![write(FOLLOWED, bytes)];
-            if let Some(record) = record {
+            let is_void = matches!(done, Ok(false));
+            if done.is_err() {
+                // Certificates are read anew with the next one.
+                self.stores = None;
+            }
+            if is_void {
+                self.written = There::default();
+            }
+            if outcomes.send(Outcome { error: done.err().map(|error| error.to_string()), is_void }).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// On what this thread has written itself, where that is later.
+    fn later(&self, mut words: Words) -> Words {
+        let at = |there: &There| there.holdings.as_ref().map(|(revision, _)| *revision);
+        if at(&self.written) > at(&words.there) {
+            if self.written.record > words.there.record {
+                words.record = None;
+            }
+            words.there = self.written.clone();
+        }
+        words
+    }
+
+    /// False: etcd has other words than these stand on, and nothing more is said.
+    fn write(&mut self, words: &mut Words) -> Result<bool, ClusterError> {
+        let keys = self.file.keys();
+        let (own, said) = match &mut self.stores {
+            Some(stores) => stores,
+            None => {
+                let store = |root| self.file.store(root);
+                self.stores.insert((store(&keys.host(&self.host))?, store(&keys.said(&self.host))?))
+            }
+        };
+        let write = |key: &str, value: Vec<u8>| Write { key: key.into(), value: Some(value), lease: None };
+        let is_said = words.there.holdings.as_ref().is_some_and(|(_, there)| *there == words.holdings);
+        // A claim is said again all the time.
+        if !is_said || words.record.is_some() || !words.holdings.claims.is_empty() {
+            let mut writes =
+                vec![write(HOLDINGS, serde_json::to_vec(&words.holdings).expect("holdings are encodable"))];
+            if let Some(record) = &words.record {
                 writes.push(write(RECORD, serde_json::to_vec(record).expect("a record is encodable")));
             }
-            // In a conflict the record is another one, of which news come: nothing is said until then.
-            let compares = vec![Compare { key: RECORD.into(), modified: *before }];
-            store.commit(&Transaction { compares, writes })?;
-            Ok(())
-        };
-        let error = write().err();
-        wait = match &error {
-            Some(_) => RETRY,
-            None if last.as_ref().is_some_and(|words| !words.followed.claims.is_empty()) => CLAIM_BEAT,
-            None => HEARTBEAT,
-        };
-        if error.is_some() {
-            // Certificates are read anew with the next one.
-            store = None;
+            let compare = |key: &str, modified| Compare { key: key.into(), modified };
+            let holdings = words.there.holdings.as_ref().map(|(revision, _)| *revision);
+            let compares = vec![compare(RECORD, words.there.record), compare(HOLDINGS, holdings)];
+            let Committed::Done(at) = own.commit(&Transaction { compares, writes })? else { return Ok(false) };
+            let record = words.record.take().map(|_| at).or(words.there.record);
+            words.there = There { record, holdings: Some((at, words.holdings.clone())) };
+            self.written = words.there.clone();
         }
-        if errors.send(error.map(|error| error.to_string())).is_err() {
-            return;
-        }
+        let There { record: Some(record), holdings: Some((holdings, _)) } = &words.there else { return Ok(false) };
+        said.guard(&[(&keys.record(&self.host), *record), (&keys.holdings(&self.host), *holdings)]);
+        words.followed.at_s = now_s();
+        let writes = vec![write(FOLLOWED, serde_json::to_vec(&words.followed).expect("words are encodable"))];
+        Ok(matches!(said.commit(&Transaction { compares: Vec::new(), writes })?, Committed::Done(_)))
     }
 }

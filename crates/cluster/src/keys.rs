@@ -6,15 +6,27 @@ use freeflow_orchestrator::KEY_PREFIX;
 const DATA: &str = "data/";
 pub(crate) const IDENTITY: &str = "identity";
 pub(crate) const RECORD: &str = "record";
+pub(crate) const HOLDINGS: &str = "holdings";
 pub(crate) const FOLLOWED: &str = "followed";
 /// Before the number of a part.
-const VNICS: &str = "vnics/";
+const MEMBERS: &str = "members/";
 /// Written by each transaction of a part that has several writers, on condition that nobody else has: so they take
 /// turns, and each has seen all that came before.
 pub(crate) const SERIAL: &str = "serial";
 
 /// Of requests and answers that are listed at once.
-const JOINS_BYTES_MAX: usize = 16 << 20;
+const REQUESTS_BYTES_MAX: usize = 16 << 20;
+
+/// The keys of a cluster that somebody follows: each has more than the one before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Scope {
+    /// All that hosts do something for.
+    Host,
+    /// Also how far each host has followed: for controllers and operators.
+    Said,
+    /// Also what the vNICs of each host do: for who looks at those.
+    Vnics,
+}
 
 #[derive(Clone, Debug)]
 pub(crate) struct Keys {
@@ -30,6 +42,12 @@ pub(crate) enum Meaning<'a> {
     /// Written with each change of them.
     DeclaredSerial,
     Record(&'a str),
+    Holdings(&'a str),
+    /// A part of what a host says of its members of networks.
+    Members {
+        host: &'a str,
+        part: &'a str,
+    },
     Followed(&'a str),
     /// A part of what a host says of its vNICs.
     Vnics {
@@ -66,8 +84,34 @@ impl Keys {
         format!("{}/declared", self.root)
     }
 
+    /// The part of a host that all hosts follow.
     pub fn host(&self, name: &str) -> String {
         format!("{}/hosts/{name}", self.root)
+    }
+
+    /// The part of a host that controllers and operators follow.
+    pub fn said(&self, name: &str) -> String {
+        format!("{}/said/{name}", self.root)
+    }
+
+    /// The part of a host that nobody follows all the time.
+    pub fn vnics(&self, name: &str) -> String {
+        format!("{}/vnics/{name}", self.root)
+    }
+
+    /// All parts that a host writes, that of its record first.
+    pub fn of_host(&self, name: &str) -> [String; 3] {
+        [self.host(name), self.said(name), self.vnics(name)]
+    }
+
+    /// A host's record, whole.
+    pub fn record(&self, name: &str) -> String {
+        format!("{}/{DATA}{RECORD}", self.host(name))
+    }
+
+    /// A host's holdings, whole.
+    pub fn holdings(&self, name: &str) -> String {
+        format!("{}/{DATA}{HOLDINGS}", self.host(name))
     }
 
     pub fn blocks(&self) -> String {
@@ -79,13 +123,13 @@ impl Keys {
     }
 
     /// Requests of hosts that join, and the answers.
-    pub fn joins(&self) -> String {
-        format!("{}/joins", self.root)
+    pub fn requests(&self) -> String {
+        format!("{}/requests", self.root)
     }
 
     /// The part of them that the bearer of a token has to itself.
-    pub fn joins_by(&self, token: &str) -> String {
-        format!("{}/{token}", self.joins())
+    pub fn requests_by(&self, token: &str) -> String {
+        format!("{}/{token}", self.requests())
     }
 
     /// Tokens, and the hosts that were admitted.
@@ -93,14 +137,20 @@ impl Keys {
         format!("{}/admission", self.root)
     }
 
-    /// Parts that hosts follow; those that admit others, also what is asked, as much as is answered in some time.
-    pub fn followed(&self, admits: bool) -> Vec<Part> {
-        let all = ["cluster", "declared", "hosts", "blocks", "places"].map(|part| format!("{}/{part}/", self.root));
-        let mut parts: Vec<Part> = all.into_iter().map(Part::whole).collect();
+    /// Parts that somebody follows; who admits others follows also what is asked, as much as is answered in some time.
+    ///
+    /// They are followed by one watch from the first to the last of them: names of parts that few follow come after
+    /// those that all hosts do, or before.
+    pub fn followed(&self, scope: Scope, admits: bool) -> Vec<Part> {
+        let all = ["cluster", "declared", "hosts", "blocks", "places"].into_iter();
+        let said = (scope >= Scope::Said).then_some("said");
+        let vnics = (scope >= Scope::Vnics).then_some("vnics");
+        let all = all.chain(said).chain(vnics).map(|part| format!("{}/{part}/", self.root));
+        let mut parts: Vec<Part> = all.map(Part::whole).collect();
         if admits {
             parts.push(Part::whole(format!("{}/", self.admission())));
-            let prefix = format!("{}/", self.joins());
-            parts.push(Part { prefix, bytes_max: JOINS_BYTES_MAX, may_be_cut: true });
+            let prefix = format!("{}/", self.requests());
+            parts.push(Part { prefix, bytes_max: REQUESTS_BYTES_MAX, may_be_cut: true });
         }
         parts
     }
@@ -109,12 +159,15 @@ impl Keys {
     pub fn meaning<'a>(&self, key: &'a str) -> Option<Meaning<'a>> {
         let key = key.strip_prefix(&self.root)?.strip_prefix('/')?;
         let (part, rest) = key.split_once('/')?;
-        if part == "hosts" {
+        if ["hosts", "said", "vnics"].contains(&part) {
             let (host, rest) = rest.split_once('/')?;
-            return match rest.strip_prefix(DATA)? {
-                RECORD => Some(Meaning::Record(host)),
-                FOLLOWED => Some(Meaning::Followed(host)),
-                other => other.strip_prefix(VNICS).map(|part| Meaning::Vnics { host, part }),
+            return match (part, rest.strip_prefix(DATA)?) {
+                ("hosts", RECORD) => Some(Meaning::Record(host)),
+                ("hosts", HOLDINGS) => Some(Meaning::Holdings(host)),
+                ("hosts", other) => other.strip_prefix(MEMBERS).map(|part| Meaning::Members { host, part }),
+                ("said", FOLLOWED) => Some(Meaning::Followed(host)),
+                ("vnics", part) => Some(Meaning::Vnics { host, part }),
+                _ => None,
             };
         }
         let data = rest.strip_prefix(DATA)?;
@@ -129,9 +182,14 @@ impl Keys {
     }
 }
 
+/// Of a part of what a host says of its members of networks.
+pub(crate) fn members_key(part: usize) -> String {
+    format!("{MEMBERS}{part}")
+}
+
 /// Of a part of what a host says of its vNICs.
 pub(crate) fn vnics_key(part: usize) -> String {
-    format!("{VNICS}{part}")
+    part.to_string()
 }
 
 pub(crate) fn block_key(network: &str, host: &str) -> String {
@@ -142,10 +200,28 @@ pub(crate) fn block_key(network: &str, host: &str) -> String {
 mod tests {
     use super::*;
 
+    /// A watch has one range: what only others follow is not in that of a host.
+    #[test]
+    fn a_host_is_sent_nothing_that_it_does_not_follow() {
+        let keys = Keys::new("/freeflow");
+        let range = |scope, admits| {
+            let prefixes: Vec<String> = keys.followed(scope, admits).into_iter().map(|part| part.prefix).collect();
+            let part = |prefix: Option<&String>| prefix.expect("there is one")["/freeflow/".len()..].to_owned();
+            (part(prefixes.iter().min()), part(prefixes.iter().max()))
+        };
+        let of = |first: &str, last: &str| (first.to_owned(), last.to_owned());
+        assert_eq!(range(Scope::Host, false), of("blocks/", "places/"));
+        assert_eq!(range(Scope::Said, false), of("blocks/", "said/"));
+        assert_eq!(range(Scope::Said, true), of("admission/", "said/"));
+        assert_eq!(range(Scope::Vnics, false), of("blocks/", "vnics/"));
+    }
+
     #[test]
     fn each_key_has_its_meaning() {
         let keys = Keys::new("/freeflow/");
         assert_eq!((keys.root(), keys.prefix().as_str()), ("/freeflow", "/freeflow/"));
+        assert_eq!(keys.meaning(&keys.record("h1")), Some(Meaning::Record("h1")));
+        assert_eq!(keys.meaning(&keys.holdings("h1")), Some(Meaning::Holdings("h1")));
         let declared = format!("{}/data/{KEY_PREFIX}networks/red", keys.declared());
         let object = format!("{KEY_PREFIX}networks/red");
         for (key, place) in [
@@ -154,8 +230,14 @@ mod tests {
             ("/freeflow/declared/data/serial", Some(Meaning::DeclaredSerial)),
             ("/freeflow/declared/receipts/1/2", None),
             ("/freeflow/hosts/h1/data/record", Some(Meaning::Record("h1"))),
-            ("/freeflow/hosts/h1/data/followed", Some(Meaning::Followed("h1"))),
-            ("/freeflow/hosts/h1/data/vnics/0", Some(Meaning::Vnics { host: "h1", part: "0" })),
+            ("/freeflow/hosts/h1/data/holdings", Some(Meaning::Holdings("h1"))),
+            ("/freeflow/hosts/h1/data/members/0", Some(Meaning::Members { host: "h1", part: "0" })),
+            ("/freeflow/hosts/h1/data/followed", None),
+            ("/freeflow/said/h1/data/followed", Some(Meaning::Followed("h1"))),
+            ("/freeflow/said/h1/data/record", None),
+            ("/freeflow/said/h1/receipts/x", None),
+            ("/freeflow/vnics/h1/data/0", Some(Meaning::Vnics { host: "h1", part: "0" })),
+            ("/freeflow/vnics/h1/receipts/0", None),
             ("/freeflow/hosts/h1/data/other", None),
             ("/freeflow/hosts/h1/receipts/x", None),
             ("/freeflow/blocks/data/red/h1", Some(Meaning::Block { network: "red", host: "h1" })),

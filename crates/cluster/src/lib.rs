@@ -12,16 +12,23 @@
 //! |---|---|---|
 //! | `cluster/` | an operator, once | [`Identity`] |
 //! | `declared/` | operators | objects, as one host's store has them |
-//! | `hosts/NAME/` | that host | [`HostRecord`], [`Followed`], [`HostVnics`] |
+//! | `hosts/NAME/` | that host | [`HostRecord`], [`Holdings`], [`Members`]: all hosts follow them |
+//! | `said/NAME/` | that host | [`Followed`]: controllers follow it |
+//! | `vnics/NAME/` | that host | [`HostVnics`]: who looks at them reads them |
 //! | `blocks/` | controllers | a range of addresses by network and host |
 //! | `places/` | controllers, operators | the host of each declared vNIC: [`Place`] |
-//! | `joins/ID/` | who has this token, and controllers | requests and answers, by host |
+//! | `requests/ID/` | who has this token, and controllers | requests and answers, by host |
 //! | `admission/` | controllers; operators | [`TokenRecord`] by its name, and hosts that were admitted |
 //!
 //! Invariant: a block is one host's until that host says that it has followed all that is declared and has the block
 //! no more, or an operator removes the host. So no address of a network is ever two hosts', however old the news of
 //! one are. A declared vNIC, and its address, is one host's until that host says that it has let it go; or until an
 //! operator says so, and then all others believe the new one.
+//!
+//! Invariant: how far a host has followed is never newer than its record and its holdings. A host writes those first,
+//! and its `followed` on condition that both are in etcd as it wrote them ([`Report`]): so who reads that a host has
+//! spoken, reads of its vNICs what it said then, also after a backup. And a view has all parts at one revision, since
+//! they come by one watch.
 #![forbid(unsafe_code)]
 #![warn(missing_docs, clippy::missing_errors_doc)]
 
@@ -34,6 +41,7 @@ mod in_parts;
 mod joiner;
 mod joining;
 mod keys;
+mod members;
 pub mod mirror;
 mod named;
 mod operator;
@@ -52,15 +60,17 @@ pub use admission::{Admission, DEFAULT_POOL, Pending};
 pub use authority::{AuthorityFiles, CONTROLLER_FILE, member_name};
 pub use blocks::{Controller, DueBlocks, block_prefix, due_blocks, floating_part};
 pub use file::{AuthorityFile, ClusterFile, DEFAULT_ROOT, Wire};
-pub use follow::{Follow, HEARTBEAT, Report, Waker};
+pub use follow::{Follow, HEARTBEAT, Report, There, Waker};
 pub use in_parts::Partly;
 pub use joiner::{HostKey, join, join_as_controller, renew};
 pub use joining::Welcome;
+pub use keys::Scope;
+pub use members::{Member, Members, MembersThere, MembersWriter};
 pub use named::{Named, named};
 pub use operator::{Operator, Removed};
 pub use peers::{Peer, PeersOf};
 pub use places::{ClaimsOf, Move, due_places, place_vnics};
-pub use records::{Followed, Held, HostRecord, Identity, Place, Problem, RefusedClaims, is_host_name};
+pub use records::{Followed, Held, Holdings, HostRecord, Identity, Place, Problem, RefusedClaims, is_host_name};
 pub use rights::begin_rights;
 pub use token::{TOKEN_BYTES_MAX, TOKEN_TIME_MAX, Token, TokenRecord, TokenTerms, Tokens, USE_COUNT_MAX};
 pub use turns::WRITE_COUNT_MAX;
@@ -90,9 +100,18 @@ pub enum ClusterError {
     /// Some of many objects are declared.
     #[error("{0}")]
     Partly(Box<Partly>),
+    /// etcd has used up its quota: it takes reads and deletions only.
+    #[error("etcd has no space left (alarm NOSPACE): see \"etcd is full\" in docs/CLUSTER.md")]
+    Full,
     /// etcd did not do it.
     #[error("{0}")]
-    Store(#[from] StoreError),
+    Store(StoreError),
+}
+
+impl From<StoreError> for ClusterError {
+    fn from(error: StoreError) -> Self {
+        if error == StoreError::Full { Self::Full } else { Self::Store(error) }
+    }
 }
 
 impl From<Refusal> for ClusterError {

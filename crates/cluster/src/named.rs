@@ -1,13 +1,11 @@
 //! Names of the vNICs of the other hosts, as far as they are believed: a host names what has its own addresses alone.
+use crate::members::{MEMBER_COUNT_MAX, Member};
 use crate::peers::{Peer, Ranges};
 use crate::view::View;
 use freeflow_orchestrator::{Cidr, DEFAULT_NETWORK, State};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-
-/// Of each host.
-const NAMED_COUNT_MAX: usize = 1024;
 
 /// A vNIC of another host, as containers of its network call it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,14 +34,14 @@ pub fn named(view: &View, declared: &State, peers: &[Peer]) -> Vec<Named> {
     };
     let mut all = Vec::new();
     for peer in peers {
-        let Some(said) = view.vnics().get(&peer.host) else { continue };
         let own: Ranges = peer.prefixes.iter().filter_map(|prefix| prefix.parse().ok()).collect();
-        for vnic in said.vnics.iter().take(NAMED_COUNT_MAX) {
-            let is_its = |address: &IpAddr| own.overlaps(Cidr::single(*address)) && is_in(&vnic.network, *address);
-            let addresses: Vec<IpAddr> = vnic.addresses.iter().copied().filter(is_its).collect();
+        let of_network = |(network, members)| std::iter::repeat(network).zip::<&[Member]>(members);
+        for (network, member) in view.members(&peer.host).flat_map(of_network).take(MEMBER_COUNT_MAX) {
+            let is_its = |address: &IpAddr| own.overlaps(Cidr::single(*address)) && is_in(network, *address);
+            let addresses: Vec<IpAddr> = member.addresses.iter().copied().filter(is_its).collect();
             if !addresses.is_empty() {
-                let names = vnic.names().map(str::to_owned).collect();
-                all.push(Named { network: vnic.network.clone(), names, addresses, since_s: vnic.since_s });
+                let (network, names) = (network.to_owned(), member.names.clone());
+                all.push(Named { network, names, addresses, since_s: member.since_s });
             }
         }
     }

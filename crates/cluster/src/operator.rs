@@ -5,11 +5,12 @@ use crate::blocks::{Controller, floating_part};
 use crate::file::ClusterFile;
 use crate::follow::Follow;
 use crate::in_parts::{Name, Partly, checked_parts, is_many, name_of};
-use crate::keys::{FOLLOWED, IDENTITY, RECORD, SERIAL, vnics_key};
+use crate::keys::{FOLLOWED, HOLDINGS, IDENTITY, RECORD, SERIAL, Scope, members_key, vnics_key};
+use crate::members::MEMBERS_PART_COUNT;
 use crate::peers::own_ranges;
 use crate::places::{self, Move, holder_of, move_vnic};
 use crate::records::{Identity, VERSION, is_host_name, now_s};
-use crate::turns::{serial_in, serial_write};
+use crate::turns::{part, serial_in, serial_write};
 use crate::view::{View, places_in, state_of};
 use crate::vnics::VNICS_PART_COUNT;
 use freeflow_etcd::{EtcdStore, News};
@@ -295,13 +296,21 @@ impl Operator {
         move_vnic(&self.file, &self.view()?, (name, to), force)
     }
 
-    /// The cluster as it is now.
+    /// The cluster as it is now, without what vNICs of hosts do.
     ///
     /// # Errors
     /// etcd does not answer.
     pub fn view(&self) -> Result<View, ClusterError> {
-        let follow = Follow::start_of(&self.file, false)?;
-        let mut view = View::new(&self.file.root);
+        self.view_of(Scope::Said)
+    }
+
+    /// These keys of the cluster as they are now.
+    ///
+    /// # Errors
+    /// etcd does not answer.
+    pub fn view_of(&self, scope: Scope) -> Result<View, ClusterError> {
+        let follow = Follow::start_of(&self.file, scope)?;
+        let mut view = View::new(&self.file.root, scope);
         match follow.next(VIEW_TIME) {
             Some(News::Behind(error)) => Err(StoreError::Broken(error.to_string()).into()),
             Some(news) => {
@@ -344,16 +353,33 @@ impl Operator {
         Ok(Removed { blocks, is_pending, is_by_hand: false, token })
     }
 
-    /// Deletes what a host says of itself; whether there was any of it.
+    /// Deletes what a host says of itself; whether there was any of it. Its record goes first, for as long as there is
+    /// none it says nothing more.
     fn delete_words(&self, name: &str) -> Result<bool, ClusterError> {
-        let mut store = self.file.store(&self.file.keys().host(name))?;
-        let own = [RECORD, FOLLOWED, RENEWAL].map(str::to_owned).into_iter();
-        let own: Vec<String> = own.chain((0..VNICS_PART_COUNT).map(vnics_key)).collect();
-        for _ in 0..ATTEMPT_COUNT {
-            let mut present = Vec::new();
-            for key in &own {
-                present.extend(store.get(key, None)?.map(|entry| (key.clone(), entry.modified)));
+        let keys = self.file.keys();
+        let mut was_there = self.delete_own(name)?;
+        let vnics = (0..VNICS_PART_COUNT).map(vnics_key).collect();
+        for (root, own) in [(keys.said(name), vec![FOLLOWED.to_owned()]), (keys.vnics(name), vnics)] {
+            let mut store = part(&self.file, &root, Some((&keys.record(name), Revision(0))))?;
+            let present = present_in(&store, &own)?;
+            was_there |= !present.is_empty();
+            let writes: Vec<Write> =
+                present.into_iter().map(|(key, _)| Write { key, value: None, lease: None }).collect();
+            if !writes.is_empty() {
+                // In a conflict the next host of the name is there, and writes over them.
+                store.commit(&Transaction { compares: Vec::new(), writes })?;
             }
+        }
+        Ok(was_there)
+    }
+
+    /// The same of the part with its record.
+    fn delete_own(&self, name: &str) -> Result<bool, ClusterError> {
+        let mut store = self.file.store(&self.file.keys().host(name))?;
+        let own = [RECORD, HOLDINGS, RENEWAL].map(str::to_owned).into_iter();
+        let own: Vec<String> = own.chain((0..MEMBERS_PART_COUNT).map(members_key)).collect();
+        for _ in 0..ATTEMPT_COUNT {
+            let present = present_in(&store, &own)?;
             if present.is_empty() {
                 return Ok(false);
             }
@@ -368,6 +394,15 @@ impl Operator {
         Err(Refusal::new(Reason::Conflict, "the host writes its record again and again; take its user away first")
             .into())
     }
+}
+
+/// Those of these keys that are there, and when each was written.
+fn present_in(store: &EtcdStore, keys: &[String]) -> Result<Vec<(String, Revision)>, ClusterError> {
+    let mut present = Vec::new();
+    for key in keys {
+        present.extend(store.get(key, None)?.map(|entry| (key.clone(), entry.modified)));
+    }
+    Ok(present)
 }
 
 /// It may have been done, or be done yet.

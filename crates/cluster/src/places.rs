@@ -20,7 +20,7 @@ fn is_allowed(vnic: &Typed<Vnic>, host: &str) -> bool {
 
 /// Whether the host of a place has let the vNIC go.
 fn is_released(view: &View, name: &str, (at, place): &(Revision, Place)) -> bool {
-    let held = view.followed().get(&place.host).and_then(|followed| followed.vnics.get(name));
+    let held = view.holdings_of(&place.host).and_then(|holdings| holdings.vnics.get(name));
     held.is_some_and(|held| held.released && held.at == at.0)
 }
 
@@ -33,7 +33,7 @@ impl<'a> ClaimsOf<'a> {
     pub fn all(view: &'a View) -> Self {
         let mut all = Self::default();
         for host in view.hosts().keys().filter(|host| view.silence(host) < CLAIM_TIME) {
-            for (name, number) in view.followed().get(host).into_iter().flat_map(|followed| &followed.claims) {
+            for (name, number) in view.holdings_of(host).into_iter().flat_map(|holdings| &holdings.claims) {
                 all.0.entry(name).or_default().push((*number, host));
             }
         }
@@ -59,7 +59,7 @@ impl<'a> ClaimsOf<'a> {
 fn held_by_word(view: &View) -> BTreeMap<&str, Vec<(u64, &String)>> {
     let mut all = BTreeMap::<&str, Vec<(u64, &String)>>::new();
     for host in view.hosts().keys() {
-        let held = view.followed().get(host).into_iter().flat_map(|followed| &followed.vnics);
+        let held = view.holdings_of(host).into_iter().flat_map(|holdings| &holdings.vnics);
         for (name, held) in held.filter(|(_, held)| !held.released) {
             all.entry(name.as_str()).or_default().push((held.at, host));
         }

@@ -65,12 +65,6 @@ pub struct Followed {
     /// The range that it gives out of each network that it has.
     #[serde(default)]
     pub ranges: BTreeMap<String, String>,
-    /// vNICs of the cluster's that it has, or had.
-    #[serde(default)]
-    pub vnics: BTreeMap<String, Held>,
-    /// vNICs of the cluster's that it asks for, each with a number that no other claim of the host has.
-    #[serde(default)]
-    pub claims: BTreeMap<String, u64>,
     /// Release of FreeFlow.
     #[serde(default)]
     pub release: String,
@@ -78,6 +72,17 @@ pub struct Followed {
     pub at_s: u64,
     /// The rest.
     pub problems: Vec<Problem>,
+}
+
+/// The cluster's vNICs that a host has and asks for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Holdings {
+    /// vNICs that it has, or had.
+    #[serde(default)]
+    pub vnics: BTreeMap<String, Held>,
+    /// vNICs that it asks for, each with a number that no other claim of the host has.
+    #[serde(default)]
+    pub claims: BTreeMap<String, u64>,
 }
 
 /// The host that has a vNIC.
@@ -206,9 +211,20 @@ impl Followed {
             problem.name = problem.name.as_deref().map(bounded);
         }
         self.release = bounded(&self.release);
+        while self.ranges.len() > RANGE_COUNT_MAX {
+            self.ranges.pop_last();
+        }
+        self
+    }
+}
+
+impl Holdings {
+    /// A host says what it likes; this much is kept, and harms no terminal.
+    #[must_use]
+    pub fn bounded(mut self) -> Self {
         for held in self.vnics.values_mut() {
             if let Some(refused) = &mut held.refused {
-                refused.why = bounded(&refused.why);
+                refused.why = harmless(&refused.why, PROBLEM_CHARS_MAX);
                 while refused.claims.len() > REFUSED_COUNT_MAX {
                     refused.claims.pop_last();
                 }
@@ -219,9 +235,6 @@ impl Followed {
         }
         while self.claims.len() > VNIC_COUNT_MAX {
             self.claims.pop_last();
-        }
-        while self.ranges.len() > RANGE_COUNT_MAX {
-            self.ranges.pop_last();
         }
         self
     }

@@ -53,8 +53,10 @@ impl Rights {
         let keys = self.file.keys();
         self.auth.add_role(user).map_err(failed)?;
         self.auth.give_right(user, Right::Read, &keys.prefix()).map_err(failed)?;
-        self.auth.give_right(user, Right::ReadWrite, &format!("{}/", keys.host(host))).map_err(failed)?;
-        for part in [keys.blocks(), keys.places(), keys.joins(), keys.admission()] {
+        for part in keys.of_host(host) {
+            self.auth.give_right(user, Right::ReadWrite, &format!("{part}/")).map_err(failed)?;
+        }
+        for part in [keys.blocks(), keys.places(), keys.requests(), keys.admission()] {
             let prefix = format!("{part}/");
             match is_controller {
                 true => self.auth.give_right(user, Right::ReadWrite, &prefix).map_err(failed)?,
@@ -67,7 +69,7 @@ impl Rights {
 
     /// The bearer of a token: it asks there, and finds the answers.
     pub fn give_token(&self, id: &str) -> Result<(), ClusterError> {
-        let (user, part) = (join_user(id), format!("{}/", self.file.keys().joins_by(id)));
+        let (user, part) = (join_user(id), format!("{}/", self.file.keys().requests_by(id)));
         self.auth.add_role(&user).map_err(failed)?;
         self.auth.give_right(&user, Right::ReadWrite, &part).map_err(failed)?;
         self.auth.add_user(&user).map_err(failed)?;
@@ -77,7 +79,7 @@ impl Rights {
     /// Nobody asks by it any more, and what was asked is gone.
     pub fn take_token(&self, id: &str) -> Result<(), ClusterError> {
         self.auth.delete(&join_user(id)).map_err(failed)?;
-        self.file.as_root().store(&self.file.keys().joins_by(id))?.delete_all()?;
+        self.file.as_root().store(&self.file.keys().requests_by(id))?.delete_all()?;
         Ok(())
     }
 
@@ -89,7 +91,7 @@ impl Rights {
 
     /// Whether it is a token of this cluster.
     pub fn is_own_token(&self, id: &str) -> Result<bool, ClusterError> {
-        let part = format!("{}/", self.file.keys().joins_by(id));
+        let part = format!("{}/", self.file.keys().requests_by(id));
         self.auth.has_right(&join_user(id), &part).map_err(failed)
     }
 

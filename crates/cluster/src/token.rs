@@ -154,7 +154,7 @@ impl Token {
             let identity = Identity { certificate: cert.clone().into_bytes(), key: self.key.clone().into_bytes() };
             endpoints = endpoints.authority(authority.clone().into_bytes()).identity(identity);
         }
-        Ok(EtcdStore::new(&endpoints, &Keys::new(&self.root).joins_by(&self.id))?)
+        Ok(EtcdStore::new(&endpoints, &Keys::new(&self.root).requests_by(&self.id))?)
     }
 }
 

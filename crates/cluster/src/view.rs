@@ -1,7 +1,8 @@
 //! The cluster as its news have it.
 use crate::ClusterError;
-use crate::keys::{Keys, Meaning};
-use crate::records::{Followed, HostRecord, Identity, Place, is_host_name};
+use crate::keys::{Keys, Meaning, Scope};
+use crate::members::{MEMBERS_PART_COUNT, Member, Members, MembersThere};
+use crate::records::{Followed, Holdings, HostRecord, Identity, Place, is_host_name};
 use crate::vnics::{HostVnics, VNICS_PART_COUNT};
 use freeflow_etcd::News;
 use freeflow_orchestrator::store::{Entry, Listing, VALUE_BYTES_MAX};
@@ -13,9 +14,10 @@ use std::time::{Duration, Instant};
 /// By name of the vNIC, with the revision at which each was written.
 pub type Places = BTreeMap<String, (Revision, Place)>;
 
-/// All keys of a cluster at one revision, and what they say.
+/// The keys of a cluster that are followed at one revision, and what they say.
 pub struct View {
     keys: Keys,
+    scope: Scope,
     revision: Revision,
     identity: Option<Identity>,
     /// When that was last written.
@@ -26,16 +28,20 @@ pub struct View {
     declared: BTreeMap<String, Entry>,
     /// With the revision at which each record was last written.
     hosts: BTreeMap<String, (Revision, HostRecord)>,
+    /// With the revision at which each was last written.
+    holdings: BTreeMap<String, (Revision, Holdings)>,
+    /// Members of networks by host and number.
+    members: BTreeMap<(String, usize), Members>,
+    /// Counts the changes of those.
+    members_version: u64,
     followed: BTreeMap<String, Followed>,
     vnics: BTreeMap<String, HostVnics>,
     /// Of which those are put together, by host and number.
     vnics_parts: BTreeMap<(String, usize), HostVnics>,
-    /// Counts the changes of those.
-    vnics_version: u64,
     /// By network and host.
     blocks: BTreeMap<(String, String), Pool>,
     places: Places,
-    /// When news of each host's words came last, by our own clock.
+    /// When news of each host's holdings came last, by our own clock.
     spoke: BTreeMap<String, Instant>,
 }
 
@@ -56,6 +62,16 @@ where
         }
         None => map.remove(&key).is_some(),
     }
+}
+
+/// The number of a part of what a host says.
+fn part_in(host: &str, part: &str, count: usize) -> Option<usize> {
+    part.parse().ok().filter(|part| *part < count && is_host_name(host))
+}
+
+/// A host may write longer values than it should.
+fn sized(entry: Option<&Entry>) -> Option<&Entry> {
+    entry.filter(|entry| entry.value.len() <= VALUE_BYTES_MAX)
 }
 
 /// The range in an entry of a block.
@@ -81,9 +97,10 @@ pub(crate) fn state_of(mut listing: Listing) -> Result<State, ClusterError> {
 
 impl View {
     /// Of nothing yet.
-    pub fn new(root: &str) -> Self {
+    pub fn new(root: &str, scope: Scope) -> Self {
         Self {
             keys: Keys::new(root),
+            scope,
             revision: Revision(0),
             identity: None,
             identity_at: Revision(0),
@@ -91,17 +108,19 @@ impl View {
             declared_at: Revision(0),
             declared: BTreeMap::new(),
             hosts: BTreeMap::new(),
+            holdings: BTreeMap::new(),
+            members: BTreeMap::new(),
+            members_version: 0,
             followed: BTreeMap::new(),
             vnics: BTreeMap::new(),
             vnics_parts: BTreeMap::new(),
-            vnics_version: 0,
             blocks: BTreeMap::new(),
             places: Places::new(),
         }
     }
 
-    /// Takes news in. Whether a host has anything to do for them: how far others have followed, and their vNICs, do not
-    /// concern it.
+    /// Takes news in. Whether all is to be compared for them: how far others have followed, and their vNICs, change
+    /// nothing that this host has to have.
     pub fn take(&mut self, news: News) -> bool {
         self.take_at(news, Instant::now())
     }
@@ -110,8 +129,8 @@ impl View {
     pub fn take_at(&mut self, news: News, now: Instant) -> bool {
         match news {
             News::Listed(revision, entries) => {
-                let vnics_version = self.vnics_version + 1;
-                *self = Self { revision, vnics_version, ..Self::new(self.keys.root()) };
+                let members_version = self.members_version + 1;
+                *self = Self { revision, members_version, ..Self::new(self.keys.root(), self.scope) };
                 for entry in entries {
                     self.change(&entry.key.clone(), Some(entry), now);
                 }
@@ -151,8 +170,21 @@ impl View {
                 let since = entry.map(|entry| entry.modified).unwrap_or_default();
                 put(&mut self.hosts, host.to_owned(), record.map(|record| (since, record)))
             }
-            Some(Meaning::Followed(host)) => {
+            Some(Meaning::Holdings(host)) => {
                 self.spoke.insert(host.to_owned(), now);
+                let holdings = value(entry.as_ref()).map(Holdings::bounded);
+                let since = entry.map(|entry| entry.modified).unwrap_or_default();
+                put(&mut self.holdings, host.to_owned(), holdings.map(|holdings| (since, holdings)));
+                false
+            }
+            Some(Meaning::Members { host, part }) => {
+                if let Some(part) = part_in(host, part, MEMBERS_PART_COUNT) {
+                    let members = value(sized(entry.as_ref())).map(Members::bounded);
+                    self.members_version += u64::from(put(&mut self.members, (host.to_owned(), part), members));
+                }
+                false
+            }
+            Some(Meaning::Followed(host)) => {
                 put(&mut self.followed, host.to_owned(), value(entry.as_ref()).map(Followed::bounded));
                 false
             }
@@ -172,19 +204,18 @@ impl View {
     }
 
     fn take_vnics(&mut self, host: &str, part: &str, entry: Option<&Entry>) {
-        let Some(part) = part.parse().ok().filter(|part| *part < VNICS_PART_COUNT && is_host_name(host)) else {
-            return;
-        };
-        // A host may write longer ones than it should.
-        let entry = entry.filter(|entry| entry.value.len() <= VALUE_BYTES_MAX);
-        if put(&mut self.vnics_parts, (host.to_owned(), part), value(entry)) {
+        let Some(part) = part_in(host, part, VNICS_PART_COUNT) else { return };
+        if put(&mut self.vnics_parts, (host.to_owned(), part), value(sized(entry))) {
             let first = (host.to_owned(), 0);
             let parts = self.vnics_parts.range(first..).take_while(|((of, _), _)| of == host).map(|(_, part)| part);
-            let (joined, before) = (HostVnics::joined(parts), self.vnics.get(host));
-            let is_same = joined.as_ref().zip(before).is_some_and(|(one, other)| one.is_same(other));
+            let joined = HostVnics::joined(parts);
             put(&mut self.vnics, host.to_owned(), joined);
-            self.vnics_version += u64::from(!is_same);
         }
+    }
+
+    /// The keys that are in it.
+    pub fn scope(&self) -> Scope {
+        self.scope
     }
 
     /// Of etcd's, up to which all is here.
@@ -222,19 +253,45 @@ impl View {
         &self.hosts
     }
 
-    /// How far each has followed.
+    /// The cluster's vNICs that each has and asks for, and since which revision it says so.
+    pub fn holdings(&self) -> &BTreeMap<String, (Revision, Holdings)> {
+        &self.holdings
+    }
+
+    /// Those of one host.
+    pub(crate) fn holdings_of(&self, host: &str) -> Option<&Holdings> {
+        self.holdings.get(host).map(|(_, holdings)| holdings)
+    }
+
+    fn member_parts(&self, host: &str) -> impl Iterator<Item = (usize, &Members)> {
+        let parts = self.members.range((host.to_owned(), 0)..=(host.to_owned(), MEMBERS_PART_COUNT));
+        parts.map(|((_, number), part)| (*number, part))
+    }
+
+    /// The networks of a host, each with vNICs that it has in it; a network may come again with others.
+    pub fn members(&self, host: &str) -> impl Iterator<Item = (&str, &[Member])> {
+        let all = self.member_parts(host).flat_map(|(_, part)| &part.networks);
+        all.map(|(network, members)| (network.as_str(), members.as_slice()))
+    }
+
+    /// The same as etcd has it.
+    pub fn members_there(&self, host: &str) -> MembersThere {
+        self.member_parts(host).map(|(number, part)| (number, part.clone())).collect()
+    }
+
+    /// Another number once any host has other members than before.
+    pub fn members_version(&self) -> u64 {
+        self.members_version
+    }
+
+    /// How far each has followed, where that is followed.
     pub fn followed(&self) -> &BTreeMap<String, Followed> {
         &self.followed
     }
 
-    /// The vNICs of each, as it says.
+    /// The vNICs of each, as it says, where that is followed.
     pub fn vnics(&self) -> &BTreeMap<String, HostVnics> {
         &self.vnics
-    }
-
-    /// Another number once any host has other vNICs than before, whatever they do.
-    pub fn vnics_version(&self) -> u64 {
-        self.vnics_version
     }
 
     /// By network and host.
@@ -248,7 +305,7 @@ impl View {
         if is_restored { self.identity_at } else { Revision(0) }
     }
 
-    /// How long nothing was heard of a host.
+    /// How long nothing was heard of a host's holdings.
     pub(crate) fn silence(&self, host: &str) -> Duration {
         self.spoke.get(host).map_or(Duration::MAX, Instant::elapsed)
     }

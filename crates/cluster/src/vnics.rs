@@ -1,10 +1,11 @@
-//! The vNICs of a host, as it says itself: for people, and for names. Nothing is routed by it.
+//! The vNICs of a host and what they do, as it says itself: for people. Nobody follows that all the time.
 use crate::ClusterError;
 use crate::file::ClusterFile;
-use crate::keys::{RECORD, vnics_key};
+use crate::keys::vnics_key;
+use crate::members::{MEMBER_COUNT_MAX, Member, Members};
 use crate::records::{harmless, now_s};
 use freeflow_etcd::EtcdStore;
-use freeflow_orchestrator::store::{Committed, Compare, Transaction, VALUE_BYTES_MAX, Write};
+use freeflow_orchestrator::store::{Committed, Transaction, VALUE_BYTES_MAX, Write};
 use freeflow_orchestrator::{Revision, Store};
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
@@ -142,6 +143,18 @@ impl HostVnics {
         Self { at_s: 0, left_out: 0, vnics }
     }
 
+    /// The members of networks that they are: those of containers, if there are too many.
+    pub fn members(&self) -> Members {
+        let mut all = Members::default();
+        for vnic in self.vnics.iter().take(MEMBER_COUNT_MAX) {
+            let names = vnic.names().map(str::to_owned).collect();
+            let member = Member { since_s: vnic.since_s, names, addresses: vnic.addresses.clone() };
+            all.networks.entry(vnic.network.clone()).or_default().push(member);
+        }
+        all.networks.values_mut().for_each(|members| members.sort());
+        all
+    }
+
     /// Seconds since it was said, by the clocks here and there.
     pub fn age_s(&self) -> u64 {
         now_s().saturating_sub(self.at_s)
@@ -197,6 +210,8 @@ impl HostVnics {
 /// Writes the vNICs of a host.
 pub struct VnicsWriter {
     store: EtcdStore,
+    /// The key of the host's record, whole.
+    record: String,
 }
 
 impl VnicsWriter {
@@ -205,7 +220,7 @@ impl VnicsWriter {
     /// # Errors
     /// Certificates that can't be used.
     pub fn new(file: &ClusterFile, host: &str) -> Result<Self, ClusterError> {
-        Ok(Self { store: file.store(&file.keys().host(host))? })
+        Ok(Self { store: file.store(&file.keys().vnics(host))?, record: file.keys().record(host) })
     }
 
     /// Writes them with the present time, where the host's record is the one that was written at this revision; the
@@ -219,8 +234,8 @@ impl VnicsWriter {
             .map(|number| Write { key: vnics_key(number), value: parts.next(), lease: None })
             .collect();
         let length = writes.iter().filter_map(|write| Some(write.value.as_ref()?.len())).sum();
-        let compares = vec![Compare { key: RECORD.into(), modified: Some(record) }];
-        let committed = self.store.commit(&Transaction { compares, writes })?;
+        self.store.guard(&[(&self.record, record)]);
+        let committed = self.store.commit(&Transaction { compares: Vec::new(), writes })?;
         Ok(matches!(committed, Committed::Done(_)).then_some(length))
     }
 }

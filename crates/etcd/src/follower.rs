@@ -1,4 +1,7 @@
-//! The keys of a prefix, and every change of them: a list at a revision, then a watch from the next one.
+//! Keys with some prefixes, and every change of them: a list at a revision, then one watch from the next one.
+//!
+//! The watch has the range from the first prefix to the end of the last one, so that all changes come in the order in
+//! which they were made, and a revision that has come is complete. etcd sends nothing of the keys beside that range.
 //!
 //! A watch that ends is begun again where it had come to, at another member if need be. Where etcd has compacted what
 //! came since, the keys are listed again, and whoever follows finds by comparison what is gone. What was last known
@@ -25,7 +28,7 @@ const CREATED_TIME: Duration = Duration::from_secs(5);
 /// One change of a key: its entry now, or `None`: it is gone. Keys are whole, as etcd has them.
 pub type KeyChange = (String, Option<Entry>);
 
-/// Told of the keys of a prefix.
+/// Told of the keys that are followed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum News {
     /// All keys, at a revision: at first, and whenever changes may have been missed. Those that are not here are
@@ -39,7 +42,7 @@ pub enum News {
     Behind(EtcdError),
 }
 
-/// A part of the keys of a prefix.
+/// The keys with one prefix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
     /// Of its own.
@@ -57,11 +60,10 @@ impl Part {
     }
 }
 
-/// Follows the keys of a prefix.
+/// Follows some parts of the keys.
 pub struct Follower {
     client: Client,
-    prefix: String,
-    /// Parts of them of which news are told.
+    /// At least one.
     told_of: Vec<Part>,
     /// Of what has been told.
     told: Option<Revision>,
@@ -90,14 +92,15 @@ impl Follower {
     /// Follows all keys that begin so, in a task of its own in this runtime of tokio's, until the receiver is
     /// dropped. Who takes no news holds the task up, and no more than [`NEWS_COUNT`] of them are kept.
     pub fn spawn(client: Client, prefix: &str) -> mpsc::Receiver<News> {
-        Self::spawn_of(client, prefix, vec![Part::whole(prefix)])
+        Self::spawn_of(client, vec![Part::whole(prefix)])
     }
 
-    /// The same, of some parts of them: nothing is told, or kept, of the others.
-    pub fn spawn_of(client: Client, prefix: &str, told_of: Vec<Part>) -> mpsc::Receiver<News> {
+    /// The same, of several parts, of which there is one at least: nothing is told, or kept, of keys that lie between
+    /// them, though etcd sends those.
+    pub fn spawn_of(client: Client, told_of: Vec<Part>) -> mpsc::Receiver<News> {
         let (sender, receiver) = mpsc::channel(NEWS_COUNT);
-        let (prefix, parts) = (prefix.into(), Vec::new());
-        let mut follower = Self { client, prefix, told_of, told: None, watch: None, parts, open: None, failures: 0 };
+        let parts = Vec::new();
+        let mut follower = Self { client, told_of, told: None, watch: None, parts, open: None, failures: 0 };
         tokio::spawn(async move {
             loop {
                 let news = tokio::select! {
@@ -168,15 +171,16 @@ impl Follower {
     async fn begin(&mut self, told: Revision) -> Result<(), EtcdError> {
         // Where etcd was restored from a backup, its revisions have gone back, and a watch would wait until they are
         // there.
-        let request = RangeRequest { key: self.prefix.clone().into_bytes(), limit: 1, ..RangeRequest::default() };
+        let (key, range_end) = span(&self.told_of);
+        let request = RangeRequest { key: key.clone(), limit: 1, ..RangeRequest::default() };
         if revision(self.client.range(request).await?.revision) < told {
             self.told = None;
             return Ok(());
         }
         let member = self.client.current();
         let create = WatchCreateRequest {
-            key: self.prefix.clone().into_bytes(),
-            range_end: prefix_end(self.prefix.as_bytes()),
+            key,
+            range_end,
             // One that has been told: etcd takes a watch from the very revision up to which it is compacted, and may
             // have forgotten what was deleted in that.
             start_revision: i64::try_from(told.0).unwrap_or(i64::MAX).max(1),
@@ -243,6 +247,16 @@ impl Follower {
     }
 }
 
+/// The range of keys from the first part to the end of the last one.
+fn span(parts: &[Part]) -> (Vec<u8>, Vec<u8>) {
+    let first = parts.iter().map(|part| part.prefix.as_bytes()).min().unwrap_or_default();
+    let ends = parts.iter().map(|part| prefix_end(part.prefix.as_bytes()));
+    // One of these bytes has no end: it comes after all others.
+    let is_later = |end: &Vec<u8>| (*end == [0], end.clone());
+    let first = if first.is_empty() { &[0] } else { first };
+    (first.to_vec(), ends.max_by_key(is_later).unwrap_or_else(|| vec![0]))
+}
+
 /// Why a watch was ended.
 fn refusal(response: WatchResponse) -> EtcdError {
     match response.compact_revision {
@@ -261,6 +275,19 @@ fn pause(failures: u32) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_watch_spans_all_parts_and_no_key_beside_them() {
+        let of = |prefixes: &[&str]| {
+            let parts: Vec<Part> = prefixes.iter().map(|prefix| Part::whole(*prefix)).collect();
+            let (first, end) = span(&parts);
+            (String::from_utf8(first).expect("a text"), String::from_utf8(end).expect("a text"))
+        };
+        let text = |first: &str, end: &str| (first.to_owned(), end.to_owned());
+        assert_eq!(of(&["/a/"]), text("/a/", "/a0"));
+        assert_eq!(of(&["/places/", "/blocks/", "/hosts/"]), text("/blocks/", "/places0"));
+        assert_eq!(of(&["/a/", ""]), text("\0", "\0"), "all keys");
+    }
 
     #[test]
     fn pauses_grow_up_to_the_longest() {

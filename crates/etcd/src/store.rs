@@ -59,8 +59,8 @@ struct Keys {
     last_receipt: Option<Vec<u8>>,
     /// Of receipts, and since when.
     lease: Option<(i64, time::Instant)>,
-    /// A condition of each transaction.
-    guard: Option<Compare>,
+    /// Conditions of each transaction.
+    guards: Vec<Compare>,
 }
 
 /// The key that shows that a transaction was done, and its lease.
@@ -102,7 +102,7 @@ impl EtcdStore {
         };
         let root = format!("{}/", root.trim_end_matches('/'));
         let writer = format!("{:016x}{:016x}", random(), random());
-        let keys = Keys { client, root, writer, receipt_count: 0, last_receipt: None, lease: None, guard: None };
+        let keys = Keys { client, root, writer, receipt_count: 0, last_receipt: None, lease: None, guards: Vec::new() };
         Ok(Self { runtime, keys })
     }
 
@@ -110,11 +110,20 @@ impl EtcdStore {
     /// it.
     #[must_use]
     pub fn guarded(mut self, key: &str, modified: Revision) -> Self {
-        self.keys.guard = Some(Compare::new(key.into(), Target::ModRevision(signed(modified))));
+        self.guard(&[(key, modified)]);
         self
     }
 
-    /// Deletes all keys of the store, others' and receipts included, at once. False: the guard forbids it.
+    /// From now on each transaction is done only as long as these keys outside are as they were written then; revision
+    /// 0: as long as there is no such key.
+    pub fn guard(&mut self, guards: &[(&str, Revision)]) {
+        let guard = |(key, modified): &(&str, Revision)| {
+            Compare::new(key.as_bytes().to_vec(), Target::ModRevision(signed(*modified)))
+        };
+        self.keys.guards = guards.iter().map(guard).collect();
+    }
+
+    /// Deletes all keys of the store, others' and receipts included, at once. False: a guard forbids it.
     ///
     /// # Errors
     /// etcd did not do it, or may have done it: it can be done again.
@@ -122,7 +131,7 @@ impl EtcdStore {
         let key = self.keys.root.clone().into_bytes();
         let range_end = prefix_end(&key);
         let all = RequestOp { operation: Some(Operation::Delete(DeleteRangeRequest { key, range_end })) };
-        let compare = self.keys.guard.iter().cloned().collect();
+        let compare = self.keys.guards.clone();
         let request = TxnRequest { compare, success: vec![all], failure: Vec::new() };
         let done: Result<TxnResponse, EtcdError> =
             self.runtime.block_on(self.keys.client.repeat("/etcdserverpb.KV/Txn", request));
@@ -223,7 +232,7 @@ impl Keys {
             Some(value) => put(self.full_key(&write.key), value, lease_of(write.lease)),
             None => delete(self.full_key(&write.key)),
         });
-        let compare = compare.chain(self.guard.clone()).collect();
+        let compare = compare.chain(self.guards.iter().cloned()).collect();
         TxnRequest { compare, success: success.collect(), failure: Vec::new() }
     }
 

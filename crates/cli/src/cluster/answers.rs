@@ -4,7 +4,7 @@ use super::views;
 use crate::control::api::{Answer, BASE, Cause, Details, Refusal, Trouble, decoded};
 use crate::failure::{Failure, Result};
 use crate::output;
-use freeflow_cluster::{ClusterFile, Follow, News, Operator, View};
+use freeflow_cluster::{ClusterFile, Follow, News, Operator, Scope, View};
 use freeflow_orchestrator::objects::{AnyObject, Invalid, Labels, ObjectKind, parse_object};
 use freeflow_orchestrator::{Command, Outcome, Reason, Revision, Selector, State};
 use hyper::Method;
@@ -140,14 +140,14 @@ impl ClusterApi {
         self.change(&Command::Apply { objects }, dry_run)
     }
 
-    fn read(&self) -> Result<(View, State)> {
-        let view = self.operator.view()?;
+    fn read(&self, kind: ObjectKind) -> Result<(View, State)> {
+        let view = self.operator.view_of(scope_of(kind))?;
         let declared = view.declared()?;
         Ok((view, declared))
     }
 
     fn list(&mut self, kind: ObjectKind, selector: &Selector) -> Answer<Value> {
-        let view = self.operator.view()?;
+        let view = self.operator.view_of(scope_of(kind))?;
         let items = items(kind, &view, selector)?;
         self.listed.clone_from(&items);
         Ok(json!({"apiVersion": "freeflow.io/v1", "kind": format!("{kind}List"),
@@ -155,7 +155,7 @@ impl ClusterApi {
     }
 
     fn get(&self, kind: ObjectKind, name: &str) -> Answer<Value> {
-        let (view, declared) = self.read()?;
+        let (view, declared) = self.read(kind)?;
         let declared: Vec<AnyObject> = declared.object(kind, name).into_iter().collect();
         let mut found = merged(kind, declared.iter(), &view);
         found.retain(|object| object["metadata"]["name"] == name);
@@ -173,8 +173,8 @@ impl ClusterApi {
         let path = path.strip_prefix(BASE).unwrap_or(path).trim_start_matches('/');
         let (path, query) = path.split_once('?').unwrap_or((path, ""));
         let (kind, selector) = (kind_of(path)?, selector_in(query)?);
-        let follow = Follow::start(&self.file)?;
-        let mut view = View::new(&self.file.root);
+        let follow = Follow::start_of(&self.file, scope_of(kind))?;
+        let mut view = View::new(&self.file.root, scope_of(kind));
         let mut before = by_name(&std::mem::take(&mut self.listed));
         let mut is_behind = false;
         loop {
@@ -199,6 +199,14 @@ impl ClusterApi {
             }
             before = after;
         }
+    }
+}
+
+/// The keys by which objects of a kind are shown.
+fn scope_of(kind: ObjectKind) -> Scope {
+    match kind {
+        ObjectKind::Vnic | ObjectKind::Host => Scope::Vnics,
+        _ => Scope::Said,
     }
 }
 

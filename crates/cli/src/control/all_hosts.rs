@@ -6,7 +6,7 @@ use crate::cluster;
 use crate::failure::{Failure, Result};
 use crate::output;
 use crate::record::now_s;
-use freeflow_cluster::{ClusterFile, Follow, News, Operator, View};
+use freeflow_cluster::{ClusterFile, Follow, News, Operator, Scope, View};
 use freeflow_hostnet::run_dir::RunDir;
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -29,7 +29,7 @@ fn notes(view: &View) -> Vec<String> {
 
 /// `ps --all-hosts`.
 pub fn containers(run_dir: &RunDir, hosts: &AllHosts, is_json: bool) -> Result<()> {
-    let view = Operator::open(&file(run_dir, hosts)?)?.view()?;
+    let view = Operator::open(&file(run_dir, hosts)?)?.view_of(Scope::Vnics)?;
     let all: Vec<Value> =
         cluster::vnics(&view).into_iter().filter(|vnic| !vnic["status"]["container"].is_null()).collect();
     if is_json {
@@ -75,7 +75,8 @@ struct AllTraffic {
 impl AllTraffic {
     fn open(run_dir: &RunDir, hosts: &AllHosts) -> Result<Self> {
         let file = file(run_dir, hosts)?;
-        let mut all = Self { follow: Follow::start(&file)?, view: View::new(&file.root) };
+        let (follow, view) = (Follow::start_of(&file, Scope::Vnics)?, View::new(&file.root, Scope::Vnics));
+        let mut all = Self { follow, view };
         match all.follow.next(ANSWER_TIME) {
             Some(News::Behind(error)) => return Err(Failure::new(format!("etcd does not answer: {error}"))),
             Some(news) => all.view.take(news),

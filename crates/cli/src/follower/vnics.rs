@@ -3,7 +3,7 @@ use super::{ELECTION_TIME, Follower, Host, log};
 use crate::cluster::Answer;
 use crate::control::api::{BASE, Trouble, encoded};
 use crate::failure::{Failure, Result};
-use crate::record::{Records, now_s};
+use crate::record::Records;
 use crate::tools;
 use freeflow_cluster::mirror::{Target, Wanted};
 use freeflow_cluster::{ClaimsOf, Held, Place, RefusedClaims};
@@ -323,16 +323,14 @@ impl Follower {
             let problem = self.said.iter().find(of_it);
             return Answer::Later(problem.map_or("its making takes long".into(), ToString::to_string));
         }
-        let followed = self.view.followed().get(&place.host);
-        let refused = followed.and_then(|followed| followed.vnics.get(name)?.refused.clone());
+        let holdings = self.view.holdings().get(&place.host);
+        let refused = holdings.and_then(|(_, holdings)| holdings.vnics.get(name)?.refused.clone());
         match refused.filter(|refused| refused.claims.get(&self.host) == Some(&number)) {
             Some(refused) => Answer::Refused(format!("it is on the host {}: {}", place.host, refused.why)),
             None => Answer::Later(format!(
-                "it is on the host {}, which was heard {} s ago and has not let it go; if that host is down: freeflow \
+                "it is on the host {}, which has not let it go; if that host is down (freeflow cluster status): freeflow \
                  move {name} --to {} --force",
-                place.host,
-                followed.map_or(0, |followed| now_s().saturating_sub(followed.at_s)),
-                self.host
+                place.host, self.host
             )),
         }
     }

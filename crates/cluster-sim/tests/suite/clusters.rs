@@ -15,18 +15,19 @@ fn hosts_that_are_not_sampled_do_as_those_that_are() {
 }
 
 #[test]
-fn a_quiet_cluster_has_traffic_by_the_square_of_its_hosts() {
+fn a_quiet_cluster_has_traffic_by_the_number_of_its_hosts() {
     let (few, many) = (scenes::idle(of(20)), scenes::idle(of(80)));
     assert_eq!((few.problems_of_each, few.peers_of_each, few.hosts_without_block), (0, 19, 0));
     for idle in [&few, &many] {
-        assert_eq!(idle.sent_bytes, idle.told_bytes * idle.hosts as u64);
+        // How far hosts have followed goes to the one controller, and traffic of vNICs to nobody.
+        assert!(idle.told_bytes == 0 && idle.sent_bytes < idle.written_bytes / 2, "{idle:?}");
         assert!(idle.behind_s < 0.1, "{idle:?}");
         // A beat of the report or a look at all, and one of the publisher, in half a minute.
         let each = idle.transactions as f64 / idle.hosts as f64 / (idle.over_s / 30.0);
         assert!((1.8..3.2).contains(&each), "{each} transactions of a host in half a minute");
     }
     let ratio = many.sent_bytes as f64 / few.sent_bytes as f64;
-    assert!((14.0..18.0).contains(&ratio), "four times the hosts, {ratio} times the bytes");
+    assert!((3.5..4.5).contains(&ratio), "four times the hosts, {ratio} times the bytes");
     let (one, other) = (bytes_per_host_and_hour(&few), bytes_per_host_and_hour(&many));
     assert!((0.9..1.1).contains(&(one / other)), "{one} {other}");
 }
@@ -54,7 +55,8 @@ fn a_tenth_that_is_lost_costs_the_others_nothing_and_hears_all_when_it_is_back()
     assert_eq!(loss.lost, 4);
     // The one change that was made meanwhile.
     assert!(loss.more_transactions.abs() < 80, "{loss:?}");
-    assert!(loss.missed_events > 300 && loss.settled_s.is_some_and(|settled| settled < 10.0), "{loss:?}");
+    // The rule and its serial number: what others said meanwhile goes to the controller.
+    assert!((1..10).contains(&loss.missed_events) && loss.settled_s.is_some_and(|settled| settled < 10.0), "{loss:?}");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! A beginning for tests: a view of keys that etcd could have, and a host that is a state.
 use freeflow_cluster::mirror::Target;
-use freeflow_cluster::{Followed, HostRecord, Identity, News, Place, View};
+use freeflow_cluster::{Holdings, HostRecord, Identity, News, Place, Scope, View};
 use freeflow_orchestrator::objects::{AnyObject, ObjectKind, parse_object};
 use freeflow_orchestrator::store::Entry;
 use freeflow_orchestrator::{Command, Revision, State};
@@ -92,8 +92,8 @@ impl Given {
         (given, at)
     }
 
-    pub fn followed(self, host: &str, followed: &Followed) -> Self {
-        self.key(&format!("hosts/{host}/data/followed"), &serde_json::to_vec(followed).expect("encodable"))
+    pub fn holdings(self, host: &str, holdings: &Holdings) -> Self {
+        self.key(&format!("hosts/{host}/data/holdings"), &serde_json::to_vec(holdings).expect("encodable"))
     }
 
     /// An operator has said that all before this came from a backup.
@@ -113,7 +113,7 @@ impl Given {
 
     /// All of it came so long ago.
     pub fn view_of(self, ago: Duration) -> View {
-        let mut view = View::new(ROOT);
+        let mut view = View::new(ROOT, Scope::Host);
         let then = Instant::now().checked_sub(ago).expect("the machine has run for longer");
         assert!(view.take_at(News::Listed(Revision(100), self.0), then));
         view

@@ -2,8 +2,9 @@
 use crate::common::{Cluster, open, put, until};
 use crate::given::{apply, network, record};
 use freeflow_cluster::{
-    Admission, ClusterError, ClusterFile, Controller, Follow, Followed, HostKey, HostRecord, News, Operator, Pending,
-    Report, Token, TokenTerms, Tokens, View, Welcome, begin_rights, join, join_as_controller, renew,
+    Admission, ClusterError, ClusterFile, Controller, Follow, Followed, Holdings, HostKey, HostRecord, News, Operator,
+    Pending, Report, Scope, There, Token, TokenTerms, Tokens, View, Welcome, begin_rights, join, join_as_controller,
+    renew,
 };
 use freeflow_etcd::EtcdStore;
 use freeflow_orchestrator::Store;
@@ -91,7 +92,7 @@ fn with_controllers<T>(file: &ClusterFile, count: usize, work: impl FnOnce() -> 
                 scope.spawn(|| {
                     let own = file.as_own();
                     let follow = Follow::start(&own).expect("a follower");
-                    let (mut view, mut pending) = (View::new(&file.root), Pending::new(&file.root));
+                    let (mut view, mut pending) = (View::new(&file.root, Scope::Said), Pending::new(&file.root));
                     let mut said = Vec::new();
                     while !is_over.load(Ordering::Relaxed) {
                         if let Some(news) = follow.next(Duration::from_millis(100)) {
@@ -172,7 +173,7 @@ fn tokens_end_and_names_are_kept() {
         let subject = String::from_utf8(subject.expect("openssl").stdout).expect("text");
         assert!(subject.contains("host-root-"), "{subject}");
         // A request that the token's key has not signed is taken away, and nobody is answered.
-        let mut joins = open(&etcd.endpoints_as("root"), &format!("/freeflow/joins/{}", token.id));
+        let mut joins = open(&etcd.endpoints_as("root"), &format!("/freeflow/requests/{}", token.id));
         put(&mut joins, "forged/request", r#"{"body":"{}","signature":"AAAA"}"#).expect("written");
         until("it is gone", || match joins.list("forged/", None).expect("read").entries.len() {
             0 => Ok(()),
@@ -208,7 +209,7 @@ fn hosts_ranges_are_apart_and_come_back_when_they_are_removed() {
     operator.change(&apply(vec![network("red", "10.111.1.0/24")]), false).expect("declared");
     // A host that was given 10.111.2.0/24 by hand.
     let report = Report::start(&file, "hand").expect("a thread");
-    report.say(Some(record(2)), None, Followed::default());
+    report.say(Some(record(2)), Holdings::default(), Followed::default(), There::default());
     until("it is there", || match operator.view().map_err(|error| error.to_string())?.hosts().contains_key("hand") {
         true => Ok(()),
         false => Err("not yet".into()),
@@ -226,7 +227,8 @@ fn hosts_ranges_are_apart_and_come_back_when_they_are_removed() {
         // declared over them.
         let report = Report::start(&file, "h2").expect("a thread");
         let own = HostRecord { default_range: "10.111.3.0/24".into(), ..record(77) };
-        report.say(Some(own), None, Followed { revision: 1_000_000, ..Followed::default() });
+        let followed = Followed { revision: 1_000_000, ..Followed::default() };
+        report.say(Some(own), Holdings::default(), followed, There::default());
         until("it is there", || {
             match operator.view().map_err(|error| error.to_string())?.followed().contains_key("h2") {
                 true => Ok(()),
@@ -260,7 +262,7 @@ fn a_token_has_a_user_of_its_own_as_long_as_it_is_good() {
     // Of another cluster in the same etcd, and somebody's whose name is alike.
     etcd.etcdctl(Some("root"), &["role", "add", "join-0123456789ab"]);
     let others =
-        ["role", "grant-permission", "join-0123456789ab", "readwrite", "--prefix", "/other/joins/0123456789ab/"];
+        ["role", "grant-permission", "join-0123456789ab", "readwrite", "--prefix", "/other/requests/0123456789ab/"];
     etcd.etcdctl(Some("root"), &others);
     for user in ["join-0123456789ab", "join-me"] {
         etcd.etcdctl(Some("root"), &["user", "add", user, "--no-password"]);
@@ -285,7 +287,7 @@ fn a_token_has_a_user_of_its_own_as_long_as_it_is_good() {
     record["used_up_s"] = (record["used_up_s"].as_u64().expect("a number") - 600).into();
     put(&mut store, &key, &record.to_string()).expect("written");
     assert_eq!((sweep().len(), join_users().contains(&kept.id)), (1, false));
-    let left = etcd.etcdctl(Some("root"), &["get", "--prefix", "--keys-only", "/freeflow/joins/"]);
+    let left = etcd.etcdctl(Some("root"), &["get", "--prefix", "--keys-only", "/freeflow/requests/"]);
     assert_eq!(left.trim(), "", "something of them is left");
 }
 
@@ -302,6 +304,9 @@ fn a_host_that_was_removed_can_not_write_itself_back() {
     let bytes = serde_json::to_string(&record(1)).expect("encodable");
     put(&mut hostile, "record", &bytes).expect("it speaks");
     put(&mut hostile, "other", "x").expect("it writes what it likes");
+    for part in ["said", "vnics"] {
+        put(&mut store_as(&etcd, "h1", &format!("/freeflow/{part}/h1")), "other", "x").expect("and there as well");
+    }
     // No controller is up.
     let removed = operator.remove_host("h1").expect("noted");
     assert_eq!((removed.blocks, removed.is_pending, removed.token), (1, true, Some((token.id.clone(), 8))));
@@ -310,8 +315,10 @@ fn a_host_that_was_removed_can_not_write_itself_back() {
     let (removed, said) = with_controllers(&file, 2, || operator.remove_host("h1").expect("removed"));
     assert!(!removed.is_pending && said.iter().any(|text| text.contains("are nobody's now")), "{removed:?} {said:?}");
     assert!(put(&mut hostile, "record", &bytes).is_err());
-    let left = etcd.etcdctl(Some("root"), &["get", "--prefix", "--keys-only", "/freeflow/hosts/"]);
-    assert_eq!(left.trim(), "", "something of it is left");
+    for part in ["hosts", "said", "vnics"] {
+        let left = etcd.etcdctl(Some("root"), &["get", "--prefix", "--keys-only", &format!("/freeflow/{part}/")]);
+        assert_eq!(left.trim(), "", "something of it is left");
+    }
     let view = operator.view().expect("read");
     assert!(view.hosts().is_empty() && view.block("default", "h1").is_none());
     assert_eq!(etcd.etcdctl(Some("root"), &["user", "list"]).matches("host-h1-").count(), 0);
@@ -366,7 +373,7 @@ fn what_bearers_of_tokens_write_is_controllers_business_alone() {
     let etcd = Cluster::start(1, &[]);
     let file = begin(&etcd, false);
     let token = token(&file, 1);
-    let mut joins = open(&etcd.endpoints(), &format!("/freeflow/joins/{}", token.id));
+    let mut joins = open(&etcd.endpoints(), &format!("/freeflow/requests/{}", token.id));
     let listed = |follow: &Follow| match follow.next(WAIT) {
         Some(News::Listed(_, entries)) => entries.iter().map(|entry| entry.key.clone()).collect::<Vec<_>>(),
         other => panic!("{other:?}"),
@@ -376,11 +383,11 @@ fn what_bearers_of_tokens_write_is_controllers_business_alone() {
     let follow = Follow::start(&plain).expect("a follower");
     let keys = listed(&follow);
     assert!(
-        !keys.is_empty() && keys.iter().all(|key| !key.contains("/joins/") && !key.contains("/admission/")),
+        !keys.is_empty() && keys.iter().all(|key| !key.contains("/requests/") && !key.contains("/admission/")),
         "{keys:?}"
     );
     let keys = listed(&Follow::start(&controller).expect("a follower"));
-    assert!(["/joins/", "/admission/"].iter().all(|part| keys.iter().any(|key| key.contains(part))), "{keys:?}");
+    assert!(["/requests/", "/admission/"].iter().all(|part| keys.iter().any(|key| key.contains(part))), "{keys:?}");
     put(&mut joins, "h1/request", "after").expect("written");
     put(&mut open(&etcd.endpoints(), "/freeflow/hosts/h1"), "record", "{}").expect("written");
     loop {
@@ -416,7 +423,7 @@ fn no_host_keeps_others_out_by_what_it_says_it_has() {
         join(&token, "h1", &key(&etcd, "h1"), WAIT).expect("admitted");
         let report = Report::start(&file, "h1").expect("a thread");
         let own = HostRecord { default_range: "10.111.0.0/16".into(), ..record(1) };
-        report.say(Some(own), None, Followed::default());
+        report.say(Some(own), Holdings::default(), Followed::default(), There::default());
         until("it is there", || match operator.view().map_err(|error| error.to_string())?.hosts().contains_key("h1") {
             true => Ok(()),
             false => Err("not yet".into()),

@@ -1,8 +1,9 @@
 //! Operators, controllers and hosts on a real etcd.
-use crate::common::{Cluster, until};
+use crate::common::{Cluster, open, put, until};
 use crate::given::{apply, delete, network, object, record};
 use freeflow_cluster::{
-    ClusterError, ClusterFile, Controller, Follow, Followed, Held, HostRecord, Operator, Report, View, place_vnics,
+    ClusterError, ClusterFile, Controller, Follow, Followed, Held, Holdings, HostRecord, Operator, Report, Scope,
+    There, View, place_vnics,
 };
 use freeflow_orchestrator::objects::ObjectKind;
 use freeflow_orchestrator::{Change, Pool, Reason};
@@ -42,9 +43,10 @@ fn refusal(result: Result<impl Sized, ClusterError>) -> Reason {
 pub fn say(file: &ClusterFile, name: &str, number: u8, revision: u64, ranges: &[(&str, &str)]) {
     let mut report = Report::start(file, name).expect("a thread");
     let operator = Operator::open(file).expect("a cluster");
-    let before = operator.view().expect("read").hosts().get(name).map(|(revision, _)| *revision);
+    let there = There::of(&operator.view().expect("read"), name);
     let ranges = ranges.iter().map(|(network, range)| (network.to_string(), range.to_string())).collect();
-    report.say(Some(record(number)), before, Followed { revision, ranges, ..Followed::default() });
+    let followed = Followed { revision, ranges, ..Followed::default() };
+    report.say(Some(record(number)), Holdings::default(), followed, there);
     until("it is said", || {
         let view = operator.view().map_err(|error| error.to_string())?;
         let there = view.followed().get(name).is_some_and(|followed| followed.revision >= revision);
@@ -240,7 +242,8 @@ fn networks_of_a_cluster_have_addresses_of_their_own() {
     }
     // A host that claims everything stops nobody.
     let mut greedy = Report::start(&file, "h9").expect("a thread");
-    greedy.say(Some(HostRecord { default_range: "10.0.0.0/8".into(), ..record(9) }), None, Followed::default());
+    let all = HostRecord { default_range: "10.0.0.0/8".into(), ..record(9) };
+    greedy.say(Some(all), Holdings::default(), Followed::default(), There::default());
     until("it is said", || {
         let view = operator.view().map_err(|error| error.to_string())?;
         if view.hosts().contains_key("h9") { Ok(()) } else { Err(format!("{:?}", greedy.error())) }
@@ -256,21 +259,89 @@ fn a_host_that_was_removed_says_nothing_any_more() {
     let file = file(&etcd, None);
     let mut operator = init(&file);
     let mut report = Report::start(&file, "h1").expect("a thread");
-    report.say(Some(record(1)), None, Followed::default());
+    let nothing = Holdings::default;
+    report.say(Some(record(1)), nothing(), Followed::default(), There::default());
     let before = until("it is said", || {
         let view = operator.view().map_err(|error| error.to_string())?;
-        view.hosts().get("h1").map(|(revision, _)| *revision).ok_or_else(|| format!("{:?}", report.error()))
+        let there = There::of(&view, "h1");
+        view.followed().get("h1").map(|_| there).ok_or_else(|| format!("{:?}", report.error()))
     });
-    report.say(None, Some(before), Followed { revision: 7, ..Followed::default() });
+    report.say(None, nothing(), Followed { revision: 7, ..Followed::default() }, before.clone());
     until("it is said", || {
         let view = operator.view().map_err(|error| error.to_string())?;
         view.followed().get("h1").filter(|followed| followed.revision == 7).map(drop).ok_or_else(|| "not yet".into())
     });
     operator.remove_host("h1").expect("forgotten");
-    report.say(Some(record(1)), Some(before), Followed::default());
-    std::thread::sleep(Duration::from_secs(1));
+    report.say(Some(record(1)), nothing(), Followed { revision: 8, ..Followed::default() }, before);
+    until("it is void", || if report.is_void() { Ok(()) } else { Err(format!("{:?}", report.error())) });
     let view = operator.view().expect("read");
-    assert_eq!((view.hosts().len(), view.followed().len(), report.error()), (0, 0, None));
+    assert_eq!((view.hosts().len(), view.holdings().len(), view.followed().len()), (0, 0, 0));
+    assert_eq!(report.error(), None);
+}
+
+/// How far a host has followed is not written on other holdings than it has said, such as those of a backup: an
+/// operator who reads that it has spoken relies on both.
+#[test]
+fn how_far_a_host_has_followed_is_never_newer_than_its_holdings() {
+    let etcd = Cluster::start(1, &[]);
+    let file = file(&etcd, None);
+    let operator = init(&file);
+    let view = || operator.view().expect("read");
+    let holds =
+        |at| Holdings { vnics: [("v".to_owned(), Held { at, ..Held::default() })].into(), ..Holdings::default() };
+    let mut report = Report::start(&file, "h1").expect("a thread");
+    let said = |report: &mut Report, revision: u64| {
+        until("it is said", || match view().followed().get("h1") {
+            Some(followed) if followed.revision == revision => Ok(()),
+            other => Err(format!("{other:?}, {:?}", report.error())),
+        });
+    };
+    report.say(Some(record(1)), holds(5), Followed { revision: 1, ..Followed::default() }, There::default());
+    said(&mut report, 1);
+    let there = There::of(&view(), "h1");
+    assert_eq!(there.holdings.as_ref().map(|(_, holdings)| holdings), Some(&holds(5)));
+    // The same again is how far it has come, and no more.
+    report.say(None, holds(5), Followed { revision: 2, ..Followed::default() }, there.clone());
+    said(&mut report, 2);
+    assert_eq!(There::of(&view(), "h1"), there);
+    // Others, as a backup has them: the host has not heard of that yet.
+    let mut other = open(&etcd.endpoints(), "/freeflow/hosts/h1");
+    put(&mut other, "holdings", &serde_json::to_string(&holds(3)).expect("encodable")).expect("written");
+    report.say(None, holds(5), Followed { revision: 3, ..Followed::default() }, there.clone());
+    until("it is void", || if report.is_void() { Ok(()) } else { Err(format!("{:?}", report.error())) });
+    assert_eq!(view().followed()["h1"].revision, 2);
+    // It has heard of it.
+    report.say(None, holds(5), Followed { revision: 3, ..Followed::default() }, There::of(&view(), "h1"));
+    said(&mut report, 3);
+    assert_eq!(view().holdings()["h1"].1, holds(5));
+}
+
+#[test]
+fn a_host_is_sent_no_words_of_others_on_how_far_they_have_come() {
+    let etcd = Cluster::start(1, &[]);
+    let file = file(&etcd, None);
+    let mut operator = init(&file);
+    say(&file, "h1", 1, 1, &[]);
+    let (host, controller) = (Follow::start(&file).expect("a thread"), Follow::start_of(&file, Scope::Said));
+    let controller = controller.expect("a thread");
+    let mut views = [View::new(&file.root, Scope::Host), View::new(&file.root, Scope::Said)];
+    say(&file, "h1", 1, 9, &[]);
+    let last = operator.change(&apply(vec![network("red", "10.50.0.0/24")]), false).expect("done").0;
+    for (follow, view) in [&host, &controller].into_iter().zip(&mut views) {
+        until("it is heard", || {
+            follow.next(Duration::from_millis(100)).into_iter().for_each(|news| {
+                let _ = view.take(news);
+            });
+            if view.declared_revision() == last { Ok(()) } else { Err(format!("{}", view.revision())) }
+        });
+    }
+    let [host, controller] = views;
+    assert_eq!((host.followed().len(), controller.followed()["h1"].revision), (0, 9));
+    assert!(host.hosts().contains_key("h1") && host.holdings().contains_key("h1"));
+    // By the view of a host no block is given: those in use would be free.
+    let error = Controller::run(&file, &host).expect_err("it is refused").to_string();
+    assert!(error.contains("not followed here"), "{error}");
+    assert!(Controller::run(&file, &controller).is_ok());
 }
 
 #[test]
@@ -300,7 +371,9 @@ fn a_host_writes_of_itself_alone() {
     for host in ["h1", "h2"] {
         words.push(format!("role add {host}"));
         words.push(format!("role grant-permission {host} read --prefix /freeflow/"));
-        words.push(format!("role grant-permission {host} readwrite --prefix /freeflow/hosts/{host}/"));
+        for part in ["hosts", "said", "vnics"] {
+            words.push(format!("role grant-permission {host} readwrite --prefix /freeflow/{part}/{host}/"));
+        }
     }
     for user in ["operator", "h1", "h2"] {
         words.push(format!("user add {user} --no-password"));
@@ -329,11 +402,16 @@ fn a_host_writes_of_itself_alone() {
     denied(as_host.change(&delete(ObjectKind::Network, "red"), false).map(drop));
     denied(Controller::run(&own, &as_host.view().expect("read")).map(drop));
     let mut report = Report::start(&own, "h2").expect("a thread");
-    report.say(Some(record(2)), None, Followed::default());
+    report.say(Some(record(2)), Holdings::default(), Followed::default(), There::default());
     until("it is refused", || match report.error() {
         Some(error) if error.contains("permission denied") => Ok(()),
         other => Err(format!("{other:?}")),
     });
+    for part in ["hosts", "said", "vnics"] {
+        let mut store = open(&etcd.endpoints_as("h1"), &format!("/freeflow/{part}/h2"));
+        let error = put(&mut store, "followed", "{}").expect_err("it may not").to_string();
+        assert!(error.contains("permission denied"), "{error}");
+    }
     let view = as_host.view().expect("read");
     assert_eq!(view.hosts().keys().collect::<Vec<_>>(), ["h1"]);
     assert_eq!((view.declared().expect("it makes sense").networks().count(), view.blocks().len()), (1, 0));
@@ -430,20 +508,17 @@ fn a_declared_vnic_has_one_place_whoever_writes_it() {
         state.network("red").and_then(|red| red.floating).map(|part| part.to_string()).as_deref(),
         Some("10.50.0.224/27")
     );
-    let said = |name: &str, followed: Followed| {
+    let said = |name: &str, holdings: Holdings| {
         let mut report = Report::start(&file, name).expect("a thread");
-        let before = operator.view().expect("read").hosts().get(name).map(|(revision, _)| *revision);
-        report.say(None, before, followed.clone());
+        let there = There::of(&operator.view().expect("read"), name);
+        report.say(None, holdings.clone(), Followed::default(), there);
         until("it is said", || {
             let view = operator.view().map_err(|error| error.to_string())?;
-            let there = view
-                .followed()
-                .get(name)
-                .is_some_and(|there| there.claims == followed.claims && there.vnics == followed.vnics);
-            if there { Ok(()) } else { Err(format!("{:?}", report.error())) }
+            let is_there = view.holdings().get(name).is_some_and(|(_, there)| *there == holdings);
+            if is_there { Ok(()) } else { Err(format!("{:?}", report.error())) }
         });
     };
-    let claims = |number| Followed { claims: [("database".to_owned(), number)].into(), ..Followed::default() };
+    let claims = |number| Holdings { claims: [("database".to_owned(), number)].into(), ..Holdings::default() };
     let place = || operator.view().expect("read").places().get("database").cloned();
     said("h1", claims(7));
     said("h2", claims(9));
@@ -457,7 +532,7 @@ fn a_declared_vnic_has_one_place_whoever_writes_it() {
     let (at, first) = place().expect("a place");
     assert_eq!((first.host.as_str(), first.next.as_deref()), ("h1", None));
     // h1 has it; an operator moves it, which h1 has to agree to.
-    said("h1", Followed::default());
+    said("h1", Holdings::default());
     assert_eq!(refusal(operator.move_vnic("database", "h9", false)), Reason::NotFound);
     assert_eq!(refusal(operator.move_vnic("none", "h2", false)), Reason::NotFound);
     let moved = operator.move_vnic("database", "h3", false).expect("moved");
@@ -467,9 +542,9 @@ fn a_declared_vnic_has_one_place_whoever_writes_it() {
     assert_eq!((there.host.as_str(), there.next.as_deref()), ("h1", Some("h3")));
     assert!(moving > at);
     // A word about the place before this one is none about it.
-    let released = |at| Followed {
+    let released = |at| Holdings {
         vnics: [("database".to_owned(), Held { at, released: true, refused: None })].into(),
-        ..Followed::default()
+        ..Holdings::default()
     };
     said("h1", released(at.0));
     place_vnics(&file, &operator.view().expect("read")).expect("done");
@@ -491,7 +566,7 @@ fn a_declared_vnic_has_one_place_whoever_writes_it() {
     assert_eq!(place(), None);
     other.change(&apply(vec![asked]), false).expect("done");
     // A host that is forgotten has no place.
-    said("h3", Followed { claims: [("other".to_owned(), 1)].into(), ..Followed::default() });
+    said("h3", Holdings { claims: [("other".to_owned(), 1)].into(), ..Holdings::default() });
     place_vnics(&file, &operator.view().expect("read")).expect("done");
     assert_eq!(operator.view().expect("read").places()["other"].1.host, "h3");
     other.remove_host("h3").expect("done");

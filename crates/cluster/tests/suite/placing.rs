@@ -1,7 +1,7 @@
 //! Declared vNICs: which host gets each, which has to let it go, and where the others look for it.
 use crate::given::{Given, Host, apply, object, record, run};
 use freeflow_cluster::mirror::{Released, Wanted, carry_out};
-use freeflow_cluster::{Followed, Held, PeersOf, Place, View, due_places};
+use freeflow_cluster::{Held, Holdings, PeersOf, Place, View, due_places};
 use freeflow_orchestrator::objects::{AnyObject, ObjectKind};
 use serde_json::json;
 use std::net::IpAddr;
@@ -32,15 +32,15 @@ fn given(hosts: &[&str]) -> Given {
     (1..=3).fold(given, |given, number| given.host(&format!("h{number}"), &record(number)))
 }
 
-fn claims(number: u64) -> Followed {
-    Followed { claims: [("database".to_owned(), number)].into(), ..Followed::default() }
+fn claims(number: u64) -> Holdings {
+    Holdings { claims: [("database".to_owned(), number)].into(), ..Holdings::default() }
 }
 
-fn holds(held: Held) -> Followed {
-    Followed { vnics: [("database".to_owned(), held)].into(), ..Followed::default() }
+fn holds(held: Held) -> Holdings {
+    Holdings { vnics: [("database".to_owned(), held)].into(), ..Holdings::default() }
 }
 
-fn released(at: u64) -> Followed {
+fn released(at: u64) -> Holdings {
     holds(Held { at, released: true, refused: None })
 }
 
@@ -60,24 +60,23 @@ fn placed(view: &View) -> Option<Place> {
 fn a_vnic_goes_to_the_host_that_asked_first_and_may_have_it() {
     assert_eq!(placed(&given(&[]).view()), None, "nobody asks");
     let asked = |hosts: &[&str]| {
-        let given = given(hosts).followed("h2", &claims(20)).followed("h3", &claims(10)).followed("x", &claims(1));
+        let given = given(hosts).holdings("h2", &claims(20)).holdings("h3", &claims(10)).holdings("x", &claims(1));
         placed(&given.view())
     };
     assert_eq!(asked(&[]), Some(at("h3")));
     assert_eq!(asked(&["h2", "h1"]), Some(at("h2")));
     assert_eq!(asked(&["h1"]), None);
     // And not again.
-    let (given, _) = given(&[]).followed("h2", &claims(20)).place("database", &at("h2"));
+    let (given, _) = given(&[]).holdings("h2", &claims(20)).place("database", &at("h2"));
     assert_eq!(placed(&given.view()), None);
 }
 
 #[test]
 fn a_host_that_has_it_keeps_it_until_it_has_let_this_place_go() {
     let (given, revision) = given(&[]).place("database", &at("h1"));
-    let asked = |words: Followed| placed(&given.clone().followed("h2", &claims(5)).followed("h1", &words).view());
+    let asked = |words: Holdings| placed(&given.clone().holdings("h2", &claims(5)).holdings("h1", &words).view());
     for words in [
-        Followed::default(),
-        Followed { revision: 1000, ..Followed::default() },
+        Holdings::default(),
         holds(Held { at: revision, ..Held::default() }),
         // Words about an earlier place, and about a later one than it has.
         released(revision - 1),
@@ -87,19 +86,19 @@ fn a_host_that_has_it_keeps_it_until_it_has_let_this_place_go() {
     }
     assert_eq!(asked(released(revision)), Some(at("h2")));
     // Without another one it stays its own, and it may ask for it again itself.
-    assert_eq!(placed(&given.clone().followed("h1", &released(revision)).view()), None);
-    let again = Followed { claims: claims(3).claims, ..released(revision) };
-    assert_eq!(placed(&given.clone().followed("h1", &again).view()), Some(at("h1")));
+    assert_eq!(placed(&given.clone().holdings("h1", &released(revision)).view()), None);
+    let again = Holdings { claims: claims(3).claims, ..released(revision) };
+    assert_eq!(placed(&given.clone().holdings("h1", &again).view()), Some(at("h1")));
     // Of another host the same words mean nothing.
-    assert_eq!(placed(&given.followed("h2", &claims(5)).followed("h3", &released(revision)).view()), None);
+    assert_eq!(placed(&given.holdings("h2", &claims(5)).holdings("h3", &released(revision)).view()), None);
 }
 
 #[test]
 fn an_operators_move_comes_before_claims_and_waits_for_the_host() {
     let moving = Place { next: Some("h3".into()), ..at("h1") };
-    let (given, revision) = given(&[]).followed("h2", &claims(1)).place("database", &moving);
+    let (given, revision) = given(&[]).holdings("h2", &claims(1)).place("database", &moving);
     assert_eq!(placed(&given.clone().view()), None);
-    let given = given.followed("h1", &released(revision));
+    let given = given.holdings("h1", &released(revision));
     assert_eq!(placed(&given.clone().view()), Some(Place { moved: true, ..at("h3") }));
 }
 
@@ -108,40 +107,40 @@ fn a_place_is_over_when_its_vnic_is_and_its_host_says_so() {
     let given = Given::new().declared(vec![red()]).host("h1", &record(1)).host("h2", &record(2));
     let (given, revision) = given.place("database", &at("h1"));
     assert_eq!(due(&given.clone().view()), []);
-    assert_eq!(due(&given.clone().followed("h1", &released(revision)).view()), [("database".to_owned(), None)]);
+    assert_eq!(due(&given.clone().holdings("h1", &released(revision)).view()), [("database".to_owned(), None)]);
     let (gone, _) = given.place("other", &at("h9"));
     assert_eq!(due(&gone.view()), [("other".to_owned(), None)], "its host was removed");
     // Declared anew with other addresses: not as long as the former one is somewhere.
     let anew = object("Vnic", "database", json!({"network": "red", "addresses": ["10.50.0.230"]}));
     let given = Given::new().declared(vec![red(), anew]).host("h1", &record(1)).host("h2", &record(2));
-    let (given, revision) = given.followed("h2", &claims(1)).place("database", &at("h1"));
+    let (given, revision) = given.holdings("h2", &claims(1)).place("database", &at("h1"));
     assert_eq!(due(&given.clone().view()), []);
-    assert_eq!(due(&given.followed("h1", &released(revision)).view()), [("database".to_owned(), None)]);
+    assert_eq!(due(&given.holdings("h1", &released(revision)).view()), [("database".to_owned(), None)]);
 }
 
 #[test]
 fn after_a_backup_a_vnic_is_where_a_host_says_that_it_has_it() {
     let had = |at| holds(Held { at, ..Held::default() });
-    let all = given(&[]).followed("h2", &claims(1)).followed("h3", &had(70)).followed("h1", &had(60));
+    let all = given(&[]).holdings("h2", &claims(1)).holdings("h3", &had(70)).holdings("h1", &had(60));
     // Without a backup a word is none: a host that says so of what it has not had gets nothing.
     assert_eq!(placed(&all.clone().view()), Some(at("h2")));
     assert_eq!(placed(&all.clone().restored().view()), Some(at("h3")), "the place was lost");
     let (old, _) = all.clone().place("database", &at("h1"));
     assert_eq!(placed(&old.restored().view()), Some(at("h3")), "the place was an earlier one");
-    let (old, _) = given(&[]).followed("h2", &claims(1)).place("database", &at("h1"));
+    let (old, _) = given(&[]).holdings("h2", &claims(1)).place("database", &at("h1"));
     assert_eq!(placed(&old.restored().view()), Some(at("h1")), "nobody says another thing");
     let (new, _) = all.restored().place("database", &at("h1"));
     assert_eq!(placed(&new.view()), None, "it was written since");
     // A vNIC that was declared since has been nobody's, and spec.hosts holds for words, too.
-    let since = Given::new().restored().and(given(&[]).followed("h3", &had(70)));
+    let since = Given::new().restored().and(given(&[]).holdings("h3", &had(70)));
     assert_eq!(placed(&since.view()), None);
-    let others = given(&["h1"]).followed("h3", &had(70)).restored();
+    let others = given(&["h1"]).holdings("h3", &had(70)).restored();
     assert_eq!(placed(&others.view()), None);
 }
 
 #[test]
 fn a_host_that_says_nothing_more_asks_for_nothing() {
-    let asked = || given(&[]).followed("h2", &claims(1));
+    let asked = || given(&[]).holdings("h2", &claims(1));
     assert_eq!(placed(&asked().view_of(Duration::from_secs(10))), Some(at("h2")));
     assert_eq!(placed(&asked().view_of(Duration::from_secs(20))), None);
 }
@@ -159,8 +158,8 @@ fn no_host_has_more_than_it_can_tell_of() {
     };
     let vnic = |name: &String| object("Vnic", name, json!({"network": "wide"}));
     let declared = [wide].into_iter().chain(names.iter().map(vnic)).collect();
-    let all = Followed { claims: names.iter().map(|name| (name.clone(), 1)).collect(), ..Followed::default() };
-    let given = Given::new().declared(declared).host("h1", &record(1)).followed("h1", &all);
+    let all = Holdings { claims: names.iter().map(|name| (name.clone(), 1)).collect(), ..Holdings::default() };
+    let given = Given::new().declared(declared).host("h1", &record(1)).holdings("h1", &all);
     assert_eq!(due(&given.view()).len(), 1000);
 }
 

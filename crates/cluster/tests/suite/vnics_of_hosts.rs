@@ -2,7 +2,7 @@
 use crate::common::Cluster;
 use crate::given::{Given, ROOT, network, record};
 use crate::on_etcd::{file, init, say};
-use freeflow_cluster::{HostVnic, HostVnics, Named, News, PeersOf, View, VnicsWriter, named};
+use freeflow_cluster::{HostVnic, HostVnics, MembersWriter, Named, News, PeersOf, Scope, View, VnicsWriter, named};
 use freeflow_orchestrator::Revision;
 use freeflow_orchestrator::store::Entry;
 use std::net::IpAddr;
@@ -14,7 +14,9 @@ fn vnic(title: &str, network: &str, addresses: &[&str]) -> HostVnic {
 }
 
 fn value(vnics: Vec<HostVnic>) -> Vec<u8> {
-    HostVnics::of(vnics).encoded().remove(0)
+    let parts = HostVnics::of(vnics).members().parts();
+    assert_eq!(parts.len(), 1);
+    serde_json::to_vec(&parts[&0]).expect("members are encodable")
 }
 
 fn given() -> Given {
@@ -44,7 +46,7 @@ fn others_name_their_own_addresses_alone() {
         vnic("far", "red", &["192.0.2.9"]),
         vnic("none", "green", &["10.50.0.21"]),
     ]);
-    let named = named_in(&given().key("hosts/h2/data/vnics/0", &said).view());
+    let named = named_in(&given().key("hosts/h2/data/members/0", &said).view());
     let of = |one: &Named| (one.network.clone(), one.names.clone(), one.addresses.clone());
     let address = |text: &str| vec![text.parse::<IpAddr>().expect("an address")];
     let expected = [
@@ -61,32 +63,32 @@ fn a_host_that_is_unknown_or_talks_nonsense_names_nothing() {
     let mut too_long = said.clone();
     too_long.resize(65 << 10, b' ');
     for (key, value) in [
-        ("hosts/h9/data/vnics/0", said.as_slice()),
-        ("hosts/h2/data/vnics/0", b"nonsense"),
-        ("hosts/h2/data/vnics/4", said.as_slice()),
-        ("hosts/h2/data/vnics/0", too_long.as_slice()),
-        ("hosts/h2/data/vnics/x", said.as_slice()),
-        ("hosts/../data/vnics/0", said.as_slice()),
-        ("hosts/h2/receipts/vnics/0", said.as_slice()),
+        ("hosts/h9/data/members/0", said.as_slice()),
+        ("hosts/h2/data/members/0", b"nonsense"),
+        ("hosts/h2/data/members/4", said.as_slice()),
+        ("hosts/h2/data/members/0", too_long.as_slice()),
+        ("hosts/h2/data/members/x", said.as_slice()),
+        ("hosts/../data/members/0", said.as_slice()),
+        ("hosts/h2/receipts/members/0", said.as_slice()),
     ] {
         let view = given().key(key, value).view();
         assert!(named_in(&view).is_empty(), "{key}");
     }
 }
 
-/// vNICs of others are no reason to compare all that is declared with what this host has.
+/// Members of others are no reason to compare all that is declared with what this host has.
 #[test]
-fn news_of_vnics_give_a_host_nothing_to_follow() {
+fn news_of_members_give_a_host_nothing_to_follow() {
     let mut view = given().view();
     let entry = |vnics: Vec<HostVnic>, revision: u64| {
-        let (key, revision) = (format!("{ROOT}/hosts/h2/data/vnics/0"), Revision(revision));
+        let (key, revision) = (format!("{ROOT}/hosts/h2/data/members/0"), Revision(revision));
         Entry { key, value: value(vnics), created: revision, modified: revision, lease: None }
     };
     let mut change = |entry: Option<Entry>, revision: u64| {
-        let key = format!("{ROOT}/hosts/h2/data/vnics/0");
-        let before = view.vnics_version();
+        let key = format!("{ROOT}/hosts/h2/data/members/0");
+        let before = view.members_version();
         assert!(!view.take(News::Changed(Revision(revision), vec![(key, entry)])));
-        (view.vnics_version() != before, view.vnics().get("h2").map_or(0, |said| said.vnics.len()))
+        (view.members_version() != before, view.members("h2").map(|(_, members)| members.len()).sum::<usize>())
     };
     let web = || vec![vnic("web", "red", &["10.50.0.18"])];
     assert_eq!(change(Some(entry(web(), 101)), 101), (true, 1));
@@ -107,19 +109,35 @@ fn a_host_tells_of_its_vnics_as_long_as_its_record_is_there() {
     let mut writer = VnicsWriter::new(&file, "h1").expect("a store");
     let said = HostVnics::of(vec![vnic("web", "red", &["10.50.0.2"])]);
     assert!(writer.write(record, &said).expect("written").is_some_and(|bytes| bytes > 50));
-    let view = operator.view().expect("read");
+    let view = operator.view_of(Scope::Vnics).expect("read");
     let there = &view.vnics()["h1"];
     assert!(there.is_same(&said) && there.age_s() < 60 && there.left_out == 0, "{there:?}");
     // As many as a host may have: it is told how many are left out.
     let all = HostVnics::of((0..16_384).map(|number| vnic(&format!("c{number}"), "red", &["10.50.0.2"])).collect());
     writer.write(record, &all).expect("etcd takes it");
-    let there = operator.view().expect("read").vnics()["h1"].clone();
+    let there = operator.view_of(Scope::Vnics).expect("read").vnics()["h1"].clone();
     assert!(there.left_out > 0 && there.vnics.len() as u64 + there.left_out == 16_384, "{}", there.left_out);
+    // Others know them by name, and of what they do nothing is told to hosts.
+    let mut of_networks = MembersWriter::new(&file, "h1").expect("a store");
+    let (wanted, none) = (said.members().parts(), Default::default());
+    assert!(of_networks.write(record, &wanted, &none).expect("written").is_some_and(|bytes| bytes > 50));
+    let there = operator.view_of(Scope::Host).expect("read").members_there("h1");
+    assert_eq!(there, wanted);
+    assert_eq!(of_networks.write(record, &wanted, &there).expect("it is there"), Some(0));
+    assert_eq!(operator.view().expect("read").vnics().len(), 0);
     // Forgotten, and another one of this name since.
     operator.remove_host("h1").expect("forgotten");
-    assert_eq!(operator.view().expect("read").vnics().len(), 0);
-    assert_eq!(writer.write(record, &said).expect("etcd answers"), None);
+    let is_gone = || {
+        let view = operator.view_of(Scope::Vnics).expect("read");
+        view.vnics().is_empty() && view.members("h1").next().is_none()
+    };
+    assert!(is_gone());
+    let mut say_again = || {
+        assert_eq!(writer.write(record, &said).expect("etcd answers"), None);
+        assert_eq!(of_networks.write(record, &wanted, &none).expect("etcd answers"), None);
+    };
+    say_again();
     say(&file, "h1", 2, 1, &[]);
-    assert_eq!(writer.write(record, &said).expect("etcd answers"), None);
-    assert_eq!(operator.view().expect("read").vnics().len(), 0);
+    say_again();
+    assert!(is_gone());
 }

@@ -23,15 +23,15 @@ struct Known {
 impl Known {
     fn new(cluster: &Cluster, root: &str) -> Self {
         let prefix = format!("{root}/data/");
-        Self::of(cluster, &prefix, &prefix)
+        Self::of(cluster, &prefix, vec![Part::whole(&prefix)])
     }
 
-    /// Of a part of all keys that begin so.
-    fn of(cluster: &Cluster, whole: &str, prefix: &str) -> Self {
+    /// The same by these parts, in which keys that begin so are.
+    fn of(cluster: &Cluster, prefix: &str, parts: Vec<Part>) -> Self {
         let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
         let client = runtime.block_on(async { Client::new(&cluster.endpoints()) }).expect("a client");
-        let (client, parts) = (client.call_time(Duration::from_secs(1)), vec![Part::whole(prefix)]);
-        let follower = runtime.block_on(async { Follower::spawn_of(client, whole, parts) });
+        let client = client.call_time(Duration::from_secs(1));
+        let follower = runtime.block_on(async { Follower::spawn_of(client, parts) });
         Self {
             runtime,
             follower,
@@ -170,7 +170,9 @@ fn what_was_compacted_away_is_listed_again() {
 fn parts_that_are_not_followed_hide_nothing() {
     let cluster = Cluster::start(1, &[]);
     let mut store = open(&cluster.endpoints(), ROOT);
-    let mut known = Known::of(&cluster, &format!("{ROOT}/"), &format!("{ROOT}/data/m/"));
+    // The watch has others' keys, since these parts are around them.
+    let parts = ["0/", "m/", "zz/"].map(|part| Part::whole(format!("{ROOT}/data/{part}")));
+    let mut known = Known::of(&cluster, &format!("{ROOT}/data/m/"), parts.into());
     // More than etcd sends in one piece.
     let large = "x".repeat(60_000);
     for round in 0..6 {
@@ -194,6 +196,34 @@ fn parts_that_are_not_followed_hide_nothing() {
     let own: Vec<&str> = known.keys.keys().map(|key| key.rsplit('/').next().expect("a name")).collect();
     assert_eq!(own, ["1", "2", "4", "5", "last"]);
     assert_eq!((known.lists, known.behind), (1, 0));
+}
+
+/// Keys beside the range of a watch come to nobody, and what comes after them is not held up.
+#[test]
+fn keys_beside_all_parts_are_not_sent() {
+    let cluster = Cluster::start(1, &[]);
+    let mut store = open(&cluster.endpoints(), ROOT);
+    let parts = ["b/", "m/"].map(|part| Part::whole(format!("{ROOT}/data/{part}")));
+    let mut known = Known::of(&cluster, &format!("{ROOT}/data/"), parts.into());
+    put(&mut store, "b/1", "1").expect("written");
+    let begin = std::time::Instant::now();
+    let has = |known: &Known, key: &str| known.keys.contains_key(&format!("{ROOT}/data/{key}"));
+    while !has(&known, "b/1") {
+        assert!(begin.elapsed() < SOON);
+        known.next();
+    }
+    let before = known.revision;
+    for number in 0..10 {
+        put(&mut store, &format!("a/{number}"), "x").expect("written");
+        put(&mut store, &format!("z/{number}"), "x").expect("written");
+    }
+    let last = put(&mut store, "m/1", "1").expect("written");
+    while !has(&known, "m/1") {
+        assert!(begin.elapsed() < SOON);
+        let news = known.next();
+        assert!(!matches!(news, Some(News::Unchanged(at)) if at > before && at < last), "{news:?} of others' keys");
+    }
+    assert_eq!((known.keys.len(), known.revision), (2, last));
 }
 
 #[test]
