@@ -17,6 +17,7 @@ mod moderation;
 mod multicast;
 mod peers;
 mod policy;
+mod removed;
 mod sealed;
 mod unreliable;
 mod wire;
