@@ -16,6 +16,7 @@ mod memory;
 mod moderation;
 mod multicast;
 mod peers;
+mod peers_crowd;
 mod policy;
 mod removed;
 mod sealed;
