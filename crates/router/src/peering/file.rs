@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 /// Hosts of one file.
-pub const PEER_COUNT_MAX: usize = 256;
+pub const PEER_COUNT_MAX: usize = 1024;
 /// Of one host: its ranges, and single addresses that came to it from other hosts' vNICs.
 pub const PREFIX_COUNT_MAX: usize = 4096;
 /// Of all hosts.
@@ -449,7 +449,7 @@ mod tests {
     fn too_many_hosts_are_refused() {
         let mut file = whole();
         file["peers"] = Value::Array(vec![file["peers"][0].clone(); PEER_COUNT_MAX + 1]);
-        assert!(PeersFile::parse(&file.to_string()).unwrap_err().starts_with("peers: 257"));
+        assert!(PeersFile::parse(&file.to_string()).unwrap_err().starts_with("peers: 1025"));
     }
 
     #[test]
