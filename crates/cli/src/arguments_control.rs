@@ -217,6 +217,10 @@ pub enum Cluster {
         /// Addresses of the network `default`, of which hosts that join get a part [default: 10.111.0.0/16]
         #[arg(long, value_name = "CIDR")]
         pool: Option<String>,
+        /// Up to so many hosts all are connected to each other; of more hosts those that have networks of a tenant
+        /// together [default: 64]
+        #[arg(long, value_name = "HOSTS")]
+        full_mesh: Option<u32>,
         #[command(flatten)]
         of: OfCluster,
     },

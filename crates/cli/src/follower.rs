@@ -9,8 +9,8 @@ use crate::peers;
 use crate::publisher::Publisher;
 use freeflow_cluster::mirror::{Target, Wanted, carry_out, own_objects, present_of};
 use freeflow_cluster::{
-    Admission, ClusterFile, Controller, Follow, Followed, Holdings, HostRecord, Identity, Named, News, Peer, PeersOf,
-    Pending, Problem, Report, There, View, named, place_vnics,
+    Admission, ClusterFile, Controller, Follow, Followed, Holdings, HostRecord, Identity, Mesh, Named, News, Peer,
+    PeersOf, Pending, Problem, Report, There, View, named, place_vnics,
 };
 use freeflow_hostnet::run_dir::{RunDir, Settings};
 use freeflow_orchestrator::objects::{AnyObject, ObjectKind, parse_object};
@@ -19,12 +19,15 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+mod mesh;
 mod vnics;
 
 /// The channel between routers, as the peers file has it by default.
 const CONTROL_PORT: u16 = 4790;
 /// Longest wait for news, until what failed is tried again.
 const ROUND: Duration = Duration::from_secs(2);
+/// The same while containers wait for other hosts.
+const MEETING_ROUND: Duration = Duration::from_millis(25);
 /// The same while a vNIC comes or goes.
 const SHORT_ROUND: Duration = Duration::from_millis(200);
 /// All is compared, also where nothing has changed: somebody may have restarted the router with an older state.
@@ -120,6 +123,7 @@ struct Follower {
     /// All that is declared, as it was last carried out, and the peers.
     declared: Option<State>,
     believed: Vec<Peer>,
+    peers: mesh::Peers,
     /// The version of all members that containers here have the names of, and those.
     named: (Option<u64>, Option<Vec<Named>>),
     vnics: vnics::OwnVnics,
@@ -223,6 +227,7 @@ impl Follower {
             heard_ns: freeflow_shm::monotonic_ns(),
             said: Vec::new(),
             believed: Vec::new(),
+            peers: Default::default(),
             named: Default::default(),
             file,
             record,
@@ -232,7 +237,11 @@ impl Follower {
 
     /// Takes news, and does what follows from them.
     fn round(&mut self) {
-        let mut wait = if self.vnics.is_busy() { SHORT_ROUND } else { ROUND };
+        let mut wait = match () {
+            () if !self.claims.meetings().is_empty() => MEETING_ROUND,
+            () if self.vnics.is_busy() => SHORT_ROUND,
+            () => ROUND,
+        };
         while let Some(news) = self.follow.next(wait) {
             wait = Duration::ZERO;
             self.behind = match (&news, self.behind.take()) {
@@ -248,9 +257,11 @@ impl Follower {
         }
         if self.view.revision().0 == 0 {
             self.answer_claims();
+            self.meet_others();
             let why = self.behind.as_ref().map_or("no answer yet", |(_, why)| why);
             return self.say(vec![Problem::new(format!("etcd does not answer: {why}"))]);
         }
+        self.look_at_mesh();
         let after = if self.reported.is_empty() { WHOLE } else { AGAIN };
         let has_news = self.let_go().unwrap_or_else(|failure| {
             log(&failure.to_string());
@@ -271,6 +282,7 @@ impl Follower {
         self.say(self.reported.iter().cloned().chain(away).collect());
         self.answer_claims();
         self.name_others();
+        self.meet_others();
         self.control();
         self.admit();
         self.renew();
@@ -284,7 +296,8 @@ impl Follower {
             return;
         }
         self.publisher.note_there(self.view.members_there(&self.host));
-        let others = named(&self.view, declared, &self.believed);
+        let mesh = Mesh::of(&self.host, &self.view, declared);
+        let others = named(&self.view, declared, &mesh, &self.believed);
         if self.named.1.as_ref() != Some(&others) {
             self.named.1 = Some(others.clone());
             self.publisher.name_others(others);
@@ -458,6 +471,7 @@ impl Follower {
         let own = Own { host: &self.host, address: self.record.address, wire: self.file.wire };
         let peers = PeersOf::host(&self.host, &self.record, &self.view, &declared);
         problems.extend(peers.problems);
+        let mesh = (self.view.mesh_version(), Mesh::of(&self.host, &self.view, &declared).peers(&self.host));
         self.declared = Some(declared);
         self.is_reload_due |= self.directory.write_peers(&own, &peers.peers)?;
         (self.believed, self.named.0) = (peers.peers, None);
@@ -465,6 +479,7 @@ impl Follower {
             peers::reload(&self.run_dir)?;
             self.is_reload_due = false;
         }
+        self.peers.note_written(mesh, self.believed.iter().map(|peer| &peer.host));
         Ok(problems)
     }
 

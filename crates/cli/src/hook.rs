@@ -14,6 +14,7 @@
 //! distinguished.
 
 use crate::admin::{Admin, Presence};
+use crate::cluster::meet;
 use crate::container_names;
 use crate::failure::{Context, Result, fail};
 use crate::fork::in_child;
@@ -96,6 +97,7 @@ pub fn create_runtime(run_dir: &RunDir, wanted: Wanted<'_>) -> Result<()> {
         Wanted::Network(network) => attach(&mut admin, network, &state, process)?,
         Wanted::Vnic(name) => hold(run_dir, &mut admin, name, &state, process)?,
     };
+    let meeting = meet(run_dir, &vnic.network);
     // A network that has a vNIC stays, so this is the one that the vNIC is in.
     let result = admin
         .network(&vnic.network)
@@ -103,6 +105,7 @@ pub fn create_runtime(run_dir: &RunDir, wanted: Wanted<'_>) -> Result<()> {
         .and_then(|bridge| equip(run_dir, &vnic, &bridge, process.pid, &root, &library));
     if result.is_ok() {
         container_names::add(run_dir, &mut admin, &vnic, &short_name(&state));
+        meeting.wait();
     }
     if result.is_err() {
         ports::unplug(run_dir, &vnic.id);

@@ -14,21 +14,24 @@ use crate::failure::{Context, Failure, Result};
 use crate::holders::Holders;
 use crate::record::Records;
 use freeflow_cluster::{
-    ClusterFile, HEARTBEAT, HostContainer, HostVnic, HostVnics, MembersThere, MembersWriter, Named, VnicsWriter,
+    ClusterFile, HEARTBEAT, HostContainer, HostVnic, HostVnics, Members, MembersThere, MembersWriter, Membership,
+    Named, VnicsWriter,
 };
 use freeflow_hostnet::run_dir::RunDir;
 use freeflow_orchestrator::Revision;
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 /// Between two words to the other hosts, at least; also how often it is looked whether containers have come or gone.
 const REST: Duration = Duration::from_secs(1);
+/// Names that a container waits for are written without a rest.
+const URGENT_TIME: Duration = Duration::from_secs(2);
 /// Rest for each second that the router took to answer.
 const REST_FOR_ANSWERS: u32 = 20;
 /// Bytes that a host writes in a second, in the long run: etcd keeps all that was written until it is compacted.
@@ -45,14 +48,26 @@ struct Shared {
     there: MembersThere,
     /// Those news have come since they were last looked at.
     is_there_new: bool,
+    /// vNICs have come, gone or changed, or may have.
+    is_changed: bool,
+    /// Networks in which the host is to be from now on, and those of them that etcd has not.
+    entered: BTreeSet<String>,
+    awaited: BTreeSet<String>,
+    /// Containers wait for names until then.
+    urgent_until: Option<Instant>,
     /// Names of the other hosts' vNICs that are not noted yet.
     others: Option<Vec<Named>>,
+    /// Such names are not in the files of networks yet.
+    is_naming: bool,
     error: Option<String>,
     names_error: Option<String>,
 }
 
 /// The thread; it ends with the process.
-pub struct Publisher(Arc<Mutex<Shared>>);
+pub struct Publisher {
+    shared: Arc<Mutex<Shared>>,
+    notify: SyncSender<()>,
+}
 
 impl Publisher {
     /// Begins, and says nothing until it may.
@@ -63,7 +78,8 @@ impl Publisher {
         let spawn = |name: &str, body: Box<dyn FnOnce() + Send>| {
             thread::Builder::new().name(name.into()).spawn(body).context("no thread to be had")
         };
-        spawn("ff-watch", Box::new(move || watch(&watched, &notify)))?;
+        let (waker, of_watch) = (notify.clone(), shared.clone());
+        spawn("ff-watch", Box::new(move || watch(&watched, &of_watch, &waker)))?;
         let told = Told {
             run_dir: run_dir.clone(),
             host: host.into(),
@@ -73,45 +89,75 @@ impl Publisher {
             rest: REST,
             last: None,
             members: None,
+            present: None,
+            membership: Membership::default(),
         };
         spawn("ff-vnics", Box::new(move || told.tell(&changes)))?;
-        Ok(Self(shared))
+        Ok(Self { shared, notify })
+    }
+
+    fn shared(&self) -> MutexGuard<'_, Shared> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Speaks from now on, as long as the host's record is the one of this revision; `None`: says nothing.
     pub fn speak(&self, record: Option<Revision>) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).record = record;
+        self.shared().record = record;
     }
 
     /// etcd has these members of the host's.
     pub fn note_there(&self, there: MembersThere) {
-        let mut shared = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shared = self.shared();
         shared.is_there_new |= shared.there != there;
+        shared.awaited.retain(|network| !there.values().any(|part| part.networks.contains_key(network)));
         shared.there = there;
+    }
+
+    /// A container is to be in this network: the host is a member of it from now on, and soon where it `is_new` there.
+    pub fn enter(&self, network: &str, is_new: bool) {
+        let mut shared = self.shared();
+        shared.entered.insert(network.to_owned());
+        if is_new && shared.awaited.insert(network.to_owned()) {
+            shared.urgent_until = Some(Instant::now() + URGENT_TIME);
+            drop(shared);
+            let _ = self.notify.try_send(());
+        }
+    }
+
+    /// Whether names of other hosts' vNICs are still to be written.
+    pub fn is_naming(&self) -> bool {
+        self.shared().is_naming
     }
 
     /// Containers know these vNICs of other hosts by name from now on.
     pub fn name_others(&self, others: Vec<Named>) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).others = Some(others);
+        let mut shared = self.shared();
+        (shared.others, shared.is_naming) = (Some(others), true);
+        drop(shared);
+        let _ = self.notify.try_send(());
     }
 
     /// Why the last attempt to speak failed; `None`: it did not.
     pub fn error(&self) -> Option<String> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).error.clone()
+        self.shared().error.clone()
     }
 
     /// The same of names.
     pub fn names_error(&self) -> Option<String> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).names_error.clone()
+        self.shared().names_error.clone()
     }
 }
 
 /// Says that vNICs have come, gone or changed, or may have.
-fn watch(run_dir: &RunDir, changed: &SyncSender<()>) {
+fn watch(run_dir: &RunDir, shared: &Mutex<Shared>, wake: &SyncSender<()>) {
+    let changed = || {
+        shared.lock().unwrap_or_else(PoisonError::into_inner).is_changed = true;
+        wake.try_send(())
+    };
     loop {
         let notify = |event: Value| {
             // Nothing has changed with a bookmark; a change that waits stands for all.
-            let is_over = || matches!(changed.try_send(()), Err(TrySendError::Disconnected(())));
+            let is_over = || matches!(changed(), Err(TrySendError::Disconnected(())));
             Ok(event["type"] == "BOOKMARK" || !is_over())
         };
         if let Ok(api) = Api::of(run_dir)
@@ -119,7 +165,7 @@ fn watch(run_dir: &RunDir, changed: &SyncSender<()>) {
         {
             let since = &hosts["metadata"]["resourceVersion"];
             // There may have been others while nobody watched.
-            let _ = changed.try_send(());
+            let _ = changed();
             let _ = api.watch(&format!("{BASE}/vnics?watch=true&resourceVersion={since}"), notify);
         }
         thread::sleep(RETRY);
@@ -146,6 +192,9 @@ struct Told {
     last: Option<Last>,
     /// The members that were last written, and when: news of them may be still to come.
     members: Option<(MembersThere, Instant)>,
+    /// Members that the router had last. `None`: it was not asked yet.
+    present: Option<Members>,
+    membership: Membership,
 }
 
 impl Told {
@@ -154,17 +203,16 @@ impl Told {
         let (mut names_due, mut names_not_before) = (true, Instant::now());
         let mut files = None;
         loop {
-            let mut has_changed = false;
-            match changes.recv_timeout(REST) {
-                Ok(()) => has_changed = true,
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => thread::sleep(REST),
+            if let Err(RecvTimeoutError::Disconnected) = changes.recv_timeout(REST) {
+                thread::sleep(REST);
             }
+            let mut has_changed = std::mem::take(&mut self.shared().is_changed);
             let now = (modified(&self.run_dir.containers()), modified(&self.run_dir.holders()));
             has_changed |= files.replace(now) != Some(now);
             is_due |= has_changed;
             names_due |= has_changed || self.shared().others.is_some();
-            if names_due && Instant::now() >= names_not_before {
+            let is_urgent = self.shared().urgent_until.is_some_and(|until| Instant::now() < until);
+            if names_due && (is_urgent || Instant::now() >= names_not_before) {
                 let begin = Instant::now();
                 let done = self.write_names();
                 names_due = done.is_err();
@@ -174,6 +222,10 @@ impl Told {
             }
             is_due |= self.has_other_members();
             let Some(record) = self.record() else { continue };
+            if let Err(failure) = self.enter_networks(record) {
+                self.writers = None;
+                self.shared().error = Some(failure.to_string());
+            }
             let is_silent = self.last.as_ref().is_none_or(|last| last.at.elapsed() >= HEARTBEAT.max(last.rest));
             let is_anew = self.last.as_ref().is_some_and(|last| last.record != record);
             if !(is_due || is_silent || is_anew) || Instant::now() < not_before {
@@ -195,7 +247,7 @@ impl Told {
         }
     }
 
-    fn shared(&self) -> std::sync::MutexGuard<'_, Shared> {
+    fn shared(&self) -> MutexGuard<'_, Shared> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -220,7 +272,10 @@ impl Told {
             self.shared().others.get_or_insert(others);
             return Err(failure);
         }
-        container_names::write(&self.run_dir, &mut Admin::connect(&self.run_dir)?)
+        container_names::write(&self.run_dir, &mut Admin::connect(&self.run_dir)?)?;
+        let mut shared = self.shared();
+        shared.is_naming = shared.others.is_some();
+        Ok(())
     }
 
     /// The writers of members and of all of the vNICs.
@@ -235,17 +290,48 @@ impl Told {
 
     /// Writes the members where etcd has others; the number of bytes. `None`: the record is another one.
     fn write_members(&mut self, record: Revision, wanted: MembersThere) -> Result<Option<usize>> {
-        let there = self.shared().there.clone();
-        let is_written = |(last, at): &(MembersThere, Instant)| *last == wanted && at.elapsed() < RETRY;
-        if there == wanted || self.members.as_ref().is_some_and(is_written) {
+        // Between a write and its news etcd has what was written, not what is there by the news.
+        let written = self.members.as_ref().filter(|(_, at)| at.elapsed() < RETRY).map(|(last, _)| last.clone());
+        let there = written.unwrap_or_else(|| self.shared().there.clone());
+        if there == wanted {
             return Ok(Some(0));
         }
-        // Between a write and its news etcd has what was written, not what is there by the news.
-        let last =
-            self.members.as_ref().filter(|(_, at)| at.elapsed() < RETRY).map_or(&there, |(last, _)| last).clone();
-        let written = self.writers()?.0.write(record, &wanted, &last)?;
+        let written = self.writers()?.0.write(record, &wanted, &there)?;
         self.members = written.map(|_| (wanted, Instant::now()));
         Ok(written)
+    }
+
+    /// Has the host be in networks that containers are to be in, without a look at the router.
+    fn enter_networks(&mut self, record: Revision) -> Result<()> {
+        let entered = std::mem::take(&mut self.shared().entered);
+        if entered.is_empty() {
+            return Ok(());
+        }
+        let now = Instant::now();
+        entered.iter().for_each(|network| self.membership.enter(network, now));
+        // The first look at the router, which is due, says it otherwise.
+        let Some(present) = self.present.take() else { return Ok(()) };
+        let all = self.membership.with(&present, now);
+        self.present = Some(present);
+        let written = self.write_members(record, all.parts());
+        if written.is_err() {
+            self.shared().entered.extend(entered);
+        }
+        written.map(drop)
+    }
+
+    /// Members of the host, with the networks that it is in besides.
+    fn all_members(&mut self, present: Members) -> Members {
+        let now = Instant::now();
+        if self.present.is_none() {
+            // A follower before this one has said so, and may have had a reason.
+            let there = self.shared().there.clone();
+            let networks = there.values().flat_map(|part| part.networks.keys());
+            networks.for_each(|network| self.membership.enter(network, now));
+        }
+        let all = self.membership.with(&present, now);
+        self.present = Some(present);
+        all
     }
 
     /// Says which there are, if that is something else than before or has to be said anyway. How long to rest.
@@ -253,8 +339,9 @@ impl Told {
         let begin = Instant::now();
         let api = Api::of(&self.run_dir)?;
         let mut vnics = HostVnics::of(present(&self.run_dir, &api)?);
+        let all = self.all_members(vnics.members());
         // Another record: the follower hears of it, and says so.
-        let Some(members) = self.write_members(record, vnics.members().parts())? else { return Ok(RETRY) };
+        let Some(members) = self.write_members(record, all.parts())? else { return Ok(RETRY) };
         let is_same = self.last.as_ref().is_some_and(|last| last.vnics.is_same(&vnics));
         if is_same && !is_forced {
             return Ok(REST.max(begin.elapsed() * REST_FOR_ANSWERS).max(rest_for(members)));

@@ -1,7 +1,7 @@
 //! The host's side of a `freeflow run` container: gives it its vNIC, starts it, watches it, cleans up after it.
 
 use crate::admin::Admin;
-use crate::cluster::{Claimed, announce, claim};
+use crate::cluster::{Claimed, announce, claim, meet};
 use crate::container_names;
 use crate::failure::{Context, EXIT_RUN_FAILED, Failure, Result, fail};
 use crate::init::{self, GO, Program, Report};
@@ -142,6 +142,8 @@ fn start(
     records: &Records,
     record: &mut Record,
 ) -> Result<Running> {
+    // Other hosts of the network are met while the container is made.
+    let meeting = meet(run_dir, declared.as_ref().map_or(&plan.network, |vnic| &vnic.network));
     let vnic = match declared {
         Some(vnic) => {
             admin.occupy(&vnic.id, &record.name, true)?;
@@ -168,7 +170,11 @@ fn start(
     let mut program = plan.program.clone();
     program.environment.push(("HOSTNAME".into(), record.name.clone()));
     let (init, channel) = fork_init(&view, &program)?;
-    let plug = |pid| networks::plug(run_dir, &vnic, &bridge, pid);
+    let plug = |pid| {
+        let plugged = networks::plug(run_dir, &vnic, &bridge, pid);
+        meeting.wait();
+        plugged
+    };
     match connect(plug, init, &channel, records, record) {
         Ok(master) => Ok(Running { pid: init, master }),
         Err(failure) => {

@@ -3,7 +3,7 @@
 use crate::etcd::{EVENT_BYTES_AROUND, Writes, is_followed};
 use crate::follower::{Follower, timed};
 use crate::words::{self, Declaration, NETWORK};
-use freeflow_cluster::{News, PeersOf, Scope, named};
+use freeflow_cluster::{Mesh, News, PeersOf, Scope, named};
 use freeflow_orchestrator::store::Entry;
 use freeflow_orchestrator::{Pool, Revision};
 use serde::Serialize;
@@ -152,7 +152,8 @@ pub fn measure(size: Size) -> io::Result<Cost> {
     let declared = follower.view.declared().expect("it makes sense");
     let own = words::record(size.hosts - 1);
     let peers = PeersOf::host(&words::host_name(size.hosts - 1), &own, &follower.view, &declared).peers;
-    let names_us = median_us(|| timed(|| named(&follower.view, &declared, &peers)).1);
+    let mesh = Mesh::of(&words::host_name(size.hosts - 1), &follower.view, &declared);
+    let names_us = median_us(|| timed(|| named(&follower.view, &declared, &mesh, &peers)).1);
     let mut take = |of: fn(u64, Size) -> Writes| {
         median_us(|| {
             at += 1;

@@ -1,8 +1,8 @@
 //! Keys and values of a cluster as its hosts, its operators and its controllers write them, by their own types.
 use crate::etcd::Writes;
 use freeflow_cluster::{
-    DEFAULT_ROOT, Followed, Holdings, HostContainer, HostRecord, HostTraffic, HostVnic, HostVnics, Identity, Place,
-    Problem,
+    DEFAULT_ROOT, FULL_MESH_COUNT, Followed, Holdings, HostContainer, HostRecord, HostTraffic, HostVnic, HostVnics,
+    Identity, Place, Problem,
 };
 use freeflow_orchestrator::objects::{AnyObject, parse_object};
 use freeflow_orchestrator::{Command, Revision, State};
@@ -148,7 +148,8 @@ pub fn place(vnic: &str, host: usize, address: IpAddr) -> Writes {
 }
 
 pub fn identity() -> Writes {
-    let identity = Identity { id: "5d3c0a9be1f24c77".into(), version: 1, restored: 0, pool: None };
+    let identity =
+        Identity { id: "5d3c0a9be1f24c77".into(), version: 1, restored: 0, pool: None, full_mesh: FULL_MESH_COUNT };
     vec![(key("cluster/data/identity"), encoded(&identity))]
 }
 

@@ -42,6 +42,7 @@ mod joiner;
 mod joining;
 mod keys;
 mod members;
+mod mesh;
 pub mod mirror;
 mod named;
 mod operator;
@@ -65,12 +66,15 @@ pub use in_parts::Partly;
 pub use joiner::{HostKey, join, join_as_controller, renew};
 pub use joining::Welcome;
 pub use keys::Scope;
-pub use members::{Member, Members, MembersThere, MembersWriter};
+pub use members::{LINGER, Member, Members, MembersThere, MembersWriter, Membership};
+pub use mesh::Mesh;
 pub use named::{Named, named};
 pub use operator::{Operator, Removed};
 pub use peers::{Peer, PeersOf};
 pub use places::{ClaimsOf, Move, due_places, place_vnics};
-pub use records::{Followed, Held, Holdings, HostRecord, Identity, Place, Problem, RefusedClaims, is_host_name};
+pub use records::{
+    FULL_MESH_COUNT, Followed, Held, Holdings, HostRecord, Identity, Place, Problem, RefusedClaims, is_host_name,
+};
 pub use rights::begin_rights;
 pub use token::{TOKEN_BYTES_MAX, TOKEN_TIME_MAX, Token, TokenRecord, TokenTerms, Tokens, USE_COUNT_MAX};
 pub use turns::WRITE_COUNT_MAX;

@@ -10,6 +10,7 @@ use freeflow_orchestrator::{Revision, Store, name_is_good};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::time::{Duration, Instant};
 
 /// Values in which a host tells of them, each as long as one may be.
 pub(crate) const MEMBERS_PART_COUNT: usize = 4;
@@ -24,6 +25,8 @@ const ADDRESS_COUNT_MAX: usize = 2;
 const NAME_COUNT_MAX: usize = 2;
 /// Of each name.
 const NAME_CHARS_MAX: usize = 64;
+/// A host stays in a network for so long after its last vNIC there: the next one finds the other hosts connected.
+pub const LINGER: Duration = Duration::from_secs(600);
 
 /// Members by network. A network without any may be there: the host is in it nevertheless.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,6 +48,37 @@ pub struct Member {
     pub names: Vec<String>,
     /// IPv4, and IPv6 if it has one.
     pub addresses: Vec<IpAddr>,
+}
+
+/// The networks that a host is in: those of its vNICs, those of vNICs that are to come, and both for some time after.
+#[derive(Debug, Default)]
+pub struct Membership {
+    /// When the host last had a reason to be in each.
+    seen: BTreeMap<String, Instant>,
+}
+
+impl Membership {
+    /// The host is in this network from now on.
+    pub fn enter(&mut self, network: &str, now: Instant) {
+        let is_new = !self.seen.contains_key(network);
+        if is_new && self.seen.len() >= NETWORK_COUNT_MAX {
+            // The one that was left first.
+            let first = self.seen.iter().min_by_key(|(_, at)| **at).map(|(name, _)| name.clone());
+            self.seen.retain(|name, _| Some(name) != first.as_ref());
+        }
+        self.seen.insert(network.to_owned(), now);
+    }
+
+    /// Members of a host that has these vNICs, with the networks that it is in besides.
+    pub fn with(&mut self, present: &Members, now: Instant) -> Members {
+        present.networks.keys().for_each(|network| self.enter(network, now));
+        self.seen.retain(|_, at| now.duration_since(*at) < LINGER);
+        let mut all = present.clone();
+        for network in self.seen.keys() {
+            all.networks.entry(network.clone()).or_default();
+        }
+        all
+    }
 }
 
 impl Member {
@@ -193,6 +227,26 @@ mod tests {
         assert!(parts.values().all(|part| length(part) <= VALUE_BYTES_MAX));
         let read = joined(&parts);
         assert_eq!((read.networks.len(), read.networks["n0"].len()), (NETWORK_COUNT_MAX, MEMBER_COUNT_MAX));
+    }
+
+    #[test]
+    fn a_host_stays_in_a_network_for_some_time() {
+        let (mut membership, begin) = (Membership::default(), Instant::now());
+        let at = |seconds| begin + Duration::from_secs(seconds);
+        let mut names = |present: &Members, at| membership.with(present, at).networks.into_keys().collect::<Vec<_>>();
+        let (none, one) = (Members::default(), all(1));
+        assert_eq!(names(&one, at(0)), ["net-0"]);
+        assert_eq!(names(&one, at(1000)), ["net-0"]);
+        assert_eq!(names(&none, at(1599)), ["net-0"]);
+        assert_eq!(names(&none, at(1600)), [""; 0]);
+        membership.enter("ahead", at(1600));
+        let with = membership.with(&one, at(2100));
+        assert_eq!(with.networks.keys().collect::<Vec<_>>(), ["ahead", "net-0"]);
+        assert_eq!((with.networks["ahead"].len(), with.networks["net-0"].len()), (0, 1));
+        for number in 0..2 * NETWORK_COUNT_MAX {
+            membership.enter(&format!("n{number:04}"), at(2100));
+        }
+        assert_eq!(membership.with(&none, at(2101)).networks.len(), NETWORK_COUNT_MAX);
     }
 
     #[test]

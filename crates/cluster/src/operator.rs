@@ -9,7 +9,7 @@ use crate::keys::{FOLLOWED, HOLDINGS, IDENTITY, RECORD, SERIAL, Scope, members_k
 use crate::members::MEMBERS_PART_COUNT;
 use crate::peers::own_ranges;
 use crate::places::{self, Move, holder_of, move_vnic};
-use crate::records::{Identity, VERSION, is_host_name, now_s};
+use crate::records::{FULL_MESH_COUNT, Identity, VERSION, is_host_name, now_s};
 use crate::turns::{part, serial_in, serial_write};
 use crate::view::{View, places_in, state_of};
 use crate::vnics::VNICS_PART_COUNT;
@@ -55,17 +55,22 @@ impl Operator {
     /// # Errors
     /// etcd did not do it.
     pub fn init(file: &ClusterFile, id: &str) -> Result<(Identity, bool), ClusterError> {
-        Self::init_with(file, id, None)
+        Self::init_with(file, id, None, FULL_MESH_COUNT)
     }
 
-    /// The same, with the addresses of the network `default`.
+    /// The same, with the addresses of the network `default`, and the number of hosts up to which all are peers.
     ///
     /// # Errors
     /// etcd did not do it.
-    pub fn init_with(file: &ClusterFile, id: &str, pool: Option<Pool>) -> Result<(Identity, bool), ClusterError> {
+    pub fn init_with(
+        file: &ClusterFile,
+        id: &str,
+        pool: Option<Pool>,
+        full_mesh: u32,
+    ) -> Result<(Identity, bool), ClusterError> {
         let mut store = file.store(&file.keys().cluster())?;
         let pool = pool.map(|pool| pool.to_string());
-        let identity = Identity { id: id.into(), version: VERSION, restored: 0, pool };
+        let identity = Identity { id: id.into(), version: VERSION, restored: 0, pool, full_mesh };
         let value = serde_json::to_vec(&identity).expect("an identity is encodable");
         let transaction = Transaction {
             compares: vec![Compare { key: IDENTITY.into(), modified: None }],

@@ -4,16 +4,18 @@
 //! itself for longer: an address, or a key. A range of `default` is believed where it has no addresses of a network
 //! that is declared, nor of the range of such a host; one of a host that has a block of `default` only in that block,
 //! so that it takes nothing which hosts are given later. And no two ranges overlap, whoever gave them: a router refuses
-//! the whole file otherwise.
+//! the whole file otherwise. All of that is decided by the records of all hosts; those that are peers
+//! ([`crate::Mesh`]) are then in the file.
+use crate::mesh::Mesh;
 use crate::records::{HostRecord, Problem};
 use crate::view::View;
 use freeflow_orchestrator::{Cidr, DEFAULT_NETWORK, NetworkEntry, Pool, State};
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 /// Hosts and prefixes that a router takes.
-const PEER_COUNT_MAX: usize = 256;
+const PEER_COUNT_MAX: usize = 1024;
 const PREFIX_COUNT_MAX: usize = 4096;
 const ALL_PREFIX_COUNT_MAX: usize = 65_536;
 
@@ -72,30 +74,25 @@ impl PeersOf {
     /// Those of a host, with its record as it is here: whatever others say, that is what it is.
     pub fn host(own: &str, own_record: &HostRecord, view: &View, declared: &State) -> Self {
         let mut all = Self::default();
-        let own = own.to_owned();
-        let mut believed: Vec<(&String, &HostRecord)> = vec![(&own, own_record)];
-        for (name, record) in by_age(view).filter(|(name, _)| **name != own) {
-            let is_of_family = own_record.address.is_ipv4() == record.address.is_ipv4();
-            let why = match taken(record, &believed) {
-                Some(why) => why,
-                None if !is_of_family => "its address is of another kind of IP".into(),
-                None if believed.len() > PEER_COUNT_MAX => format!("there are more than {PEER_COUNT_MAX} hosts"),
-                None => {
-                    believed.push((name, record));
-                    continue;
-                }
-            };
-            all.problems.push(Problem::about("Host", name, format!("{why}: it is left out")));
-        }
+        let (own, mesh) = (own.to_owned(), Mesh::of(own, view, declared));
+        let believed = all.believe((&own, own_record), view, &mesh);
+        // In the file; this host is none of its own peers, and what it has is looked at nevertheless.
+        let peers: BTreeSet<&str> = believed.iter().filter(|one| one.is_peer).map(|one| one.name.as_str()).collect();
+        let is_peer = |name: &str| peers.contains(name) || name == own;
         let mut taken = Ranges::default();
         let mut prefixes = single_addresses(&believed, view, declared, &mut all.problems);
         let mut count: usize = prefixes.values().map(Vec::len).sum();
         for (name, cidr, what) in ranges(&believed, view, declared) {
             if let Some(why) = why_not(cidr, &taken, &what, declared) {
-                all.problems.push(Problem::about("Host", name, format!("{why}: its addresses are not reached")));
+                if is_peer(name) {
+                    all.problems.push(Problem::about("Host", name, format!("{why}: its addresses are not reached")));
+                }
                 continue;
             }
             taken.add(cidr);
+            if !is_peer(name) {
+                continue;
+            }
             let of_host = prefixes.entry(name).or_default();
             let why = match () {
                 () if of_host.len() >= PREFIX_COUNT_MAX => format!("more than {PREFIX_COUNT_MAX} ranges of addresses"),
@@ -108,7 +105,7 @@ impl PeersOf {
             };
             all.problems.push(Problem::about("Host", name, format!("{why}; {what} is not reached")));
         }
-        for (name, record) in believed.into_iter().skip(1) {
+        for Believed { name, record, .. } in believed.into_iter().filter(|one| one.is_peer) {
             // A router takes no host without addresses.
             let Some(of_host) = prefixes.get(name.as_str()) else { continue };
             let mut prefixes: Vec<String> = of_host.iter().map(Cidr::to_string).collect();
@@ -119,6 +116,67 @@ impl PeersOf {
         }
         all.peers.sort_by(|one, other| one.host.cmp(&other.host));
         all
+    }
+
+    /// Hosts whose records are believed, this one first, and which of them are peers.
+    fn believe<'a>(
+        &mut self,
+        (own, own_record): (&'a String, &'a HostRecord),
+        view: &'a View,
+        mesh: &Mesh<'_>,
+    ) -> Vec<Believed<'a>> {
+        let mut all = vec![Believed { name: own, record: own_record, is_peer: false }];
+        let mut known = Known::default();
+        known.add(own, own_record);
+        let mut count = 0;
+        for (name, record) in by_age(view).filter(|(name, _)| *name != own) {
+            let is_in_mesh = mesh.has(name);
+            let is_of_family = own_record.address.is_ipv4() == record.address.is_ipv4();
+            let why = match known.taken(record) {
+                Some((of, why)) if is_in_mesh || of == own => why,
+                Some(_) => continue,
+                None if !is_of_family && is_in_mesh => "its address is of another kind of IP".into(),
+                None if is_in_mesh && count >= PEER_COUNT_MAX => {
+                    format!("there are more than {PEER_COUNT_MAX} hosts with networks of this host's tenants")
+                }
+                None => {
+                    count += usize::from(is_in_mesh);
+                    known.add(name, record);
+                    all.push(Believed { name, record, is_peer: is_in_mesh });
+                    continue;
+                }
+            };
+            self.problems.push(Problem::about("Host", name, format!("{why}: it is left out")));
+        }
+        all
+    }
+}
+
+/// A host whose record is believed.
+struct Believed<'a> {
+    name: &'a String,
+    record: &'a HostRecord,
+    is_peer: bool,
+}
+
+/// Addresses and keys of hosts that are believed.
+#[derive(Default)]
+struct Known<'a> {
+    by_address: BTreeMap<IpAddr, &'a String>,
+    by_key: BTreeMap<&'a str, &'a String>,
+}
+
+impl<'a> Known<'a> {
+    fn add(&mut self, name: &'a String, record: &'a HostRecord) {
+        self.by_address.insert(record.address, name);
+        self.by_key.insert(&record.public_key, name);
+    }
+
+    /// The host of which a record takes something, and why it is none then.
+    fn taken(&self, record: &HostRecord) -> Option<(&'a String, String)> {
+        let of_address = self.by_address.get(&record.address).map(|name| (*name, "address"));
+        let of_key = || self.by_key.get(record.public_key.as_str()).map(|name| (*name, "key"));
+        of_address.or_else(of_key).map(|(name, what)| (name, format!("{name} has its {what}")))
     }
 }
 
@@ -156,23 +214,15 @@ pub(crate) fn own_ranges<'a>(view: &'a View, declared: &State) -> Vec<(&'a str, 
     believed
 }
 
-/// Why a record takes what is another's.
-fn taken(record: &HostRecord, believed: &[(&String, &HostRecord)]) -> Option<String> {
-    believed.iter().find_map(|(name, other)| {
-        let has_address = other.address == record.address;
-        let has_key = other.public_key == record.public_key;
-        (has_address || has_key).then(|| format!("{name} has its {}", if has_address { "address" } else { "key" }))
-    })
-}
-
-/// The addresses of declared vNICs, which go with them: those of their networks that no block has.
+/// The addresses of declared vNICs of peers, which go with them: those of their networks that no block has.
 fn single_addresses<'a>(
-    believed: &[(&'a String, &HostRecord)],
+    believed: &[Believed<'a>],
     view: &View,
     declared: &State,
     problems: &mut Vec<Problem>,
 ) -> BTreeMap<&'a str, Vec<Cidr>> {
-    let hosts: BTreeMap<&str, &'a str> = believed.iter().map(|(name, _)| (name.as_str(), name.as_str())).collect();
+    let peers = believed.iter().filter(|one| one.is_peer);
+    let hosts: BTreeMap<&str, &'a str> = peers.map(|one| (one.name.as_str(), one.name.as_str())).collect();
     let mut single = BTreeMap::<&str, Vec<Cidr>>::new();
     let mut count = 0;
     for (name, (_, place)) in view.places() {
@@ -194,27 +244,21 @@ fn single_addresses<'a>(
 }
 
 /// All ranges of hosts, those that controllers have given first; with what each is.
-fn ranges<'a>(
-    believed: &[(&'a String, &'a HostRecord)],
-    view: &View,
-    declared: &State,
-) -> Vec<(&'a str, Cidr, String)> {
+fn ranges<'a>(believed: &[Believed<'a>], view: &View, declared: &State) -> Vec<(&'a str, Cidr, String)> {
+    let hosts: BTreeMap<&str, &'a str> = believed.iter().map(|one| (one.name.as_str(), one.name.as_str())).collect();
     let mut ranges = Vec::new();
     for network in declared.networks() {
-        for (name, _) in believed {
-            let is_free =
-                |block: &Pool| network.floating.is_none_or(|part| !part.encloses(*block) && !block.encloses(part));
-            let block = view.block(network.name(), name).filter(|block| network.pool.encloses(*block));
-            let block = block.filter(is_free);
-            let Some(block) = block else { continue };
+        for (host, block) in view.blocks_of(network.name()) {
+            let is_free = network.floating.is_none_or(|part| !part.encloses(block) && !block.encloses(part));
+            let Some(name) = hosts.get(host).filter(|_| is_free && network.pool.encloses(block)) else { continue };
             let mut network = network.clone();
             network.range = Some(block);
             let what = format!("its block of the network {}", network.name());
-            ranges.push((name.as_str(), Cidr::from(block), what.clone()));
-            ranges.extend(network.assigned6().map(|part| (name.as_str(), Cidr::from(part), what)));
+            ranges.push((*name, Cidr::from(block), what.clone()));
+            ranges.extend(network.assigned6().map(|part| (*name, Cidr::from(part), what)));
         }
     }
-    let own = said_ranges(believed.iter().copied(), view).into_iter();
+    let own = said_ranges(believed.iter().map(|one| (one.name, one.record)), view).into_iter();
     ranges.extend(own.map(|(name, cidr, what)| (name, cidr, what.to_owned())));
     ranges
 }

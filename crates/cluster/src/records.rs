@@ -19,6 +19,9 @@ const REFUSED_COUNT_MAX: usize = 64;
 /// Longest name of a host in a peers file.
 const HOST_NAME_BYTES_MAX: usize = 64;
 
+/// Up to so many hosts all are peers of each other, unless the cluster was made with another number.
+pub const FULL_MESH_COUNT: u32 = 64;
+
 /// Of the layout of keys.
 pub(crate) const VERSION: u32 = 1;
 
@@ -42,6 +45,13 @@ pub struct Identity {
     /// Addresses of the network `default`, of which hosts that join get a block; the usual ones if there are none.
     #[serde(default)]
     pub pool: Option<String>,
+    /// Up to so many hosts all are peers of each other, beyond that those that have networks of a tenant together.
+    #[serde(default = "full_mesh")]
+    pub full_mesh: u32,
+}
+
+fn full_mesh() -> u32 {
+    FULL_MESH_COUNT
 }
 
 /// A host, as it says itself.

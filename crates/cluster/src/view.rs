@@ -32,8 +32,9 @@ pub struct View {
     holdings: BTreeMap<String, (Revision, Holdings)>,
     /// Members of networks by host and number.
     members: BTreeMap<(String, usize), Members>,
-    /// Counts the changes of those.
+    /// Counts the changes of those, and of the networks in them.
     members_version: u64,
+    mesh_version: u64,
     followed: BTreeMap<String, Followed>,
     vnics: BTreeMap<String, HostVnics>,
     /// Of which those are put together, by host and number.
@@ -111,6 +112,7 @@ impl View {
             holdings: BTreeMap::new(),
             members: BTreeMap::new(),
             members_version: 0,
+            mesh_version: 0,
             followed: BTreeMap::new(),
             vnics: BTreeMap::new(),
             vnics_parts: BTreeMap::new(),
@@ -129,8 +131,8 @@ impl View {
     pub fn take_at(&mut self, news: News, now: Instant) -> bool {
         match news {
             News::Listed(revision, entries) => {
-                let members_version = self.members_version + 1;
-                *self = Self { revision, members_version, ..Self::new(self.keys.root(), self.scope) };
+                let (members_version, mesh_version) = (self.members_version + 1, self.mesh_version + 1);
+                *self = Self { revision, members_version, mesh_version, ..Self::new(self.keys.root(), self.scope) };
                 for entry in entries {
                     self.change(&entry.key.clone(), Some(entry), now);
                 }
@@ -179,8 +181,7 @@ impl View {
             }
             Some(Meaning::Members { host, part }) => {
                 if let Some(part) = part_in(host, part, MEMBERS_PART_COUNT) {
-                    let members = value(sized(entry.as_ref())).map(Members::bounded);
-                    self.members_version += u64::from(put(&mut self.members, (host.to_owned(), part), members));
+                    self.take_members((host.to_owned(), part), entry.as_ref());
                 }
                 false
             }
@@ -201,6 +202,14 @@ impl View {
                 put(&mut self.blocks, (network.to_owned(), host.to_owned()), block)
             }
         }
+    }
+
+    fn take_members(&mut self, of: (String, usize), entry: Option<&Entry>) {
+        let members = value(sized(entry)).map(Members::bounded);
+        let networks = |members: Option<&Members>| members.map(|members| members.networks.keys().cloned().collect());
+        let (before, after): (Option<Vec<String>>, _) = (networks(self.members.get(&of)), networks(members.as_ref()));
+        self.mesh_version += u64::from(before.unwrap_or_default() != after.unwrap_or_default());
+        self.members_version += u64::from(put(&mut self.members, of, members));
     }
 
     fn take_vnics(&mut self, host: &str, part: &str, entry: Option<&Entry>) {
@@ -284,6 +293,11 @@ impl View {
         self.members_version
     }
 
+    /// Another number once any host may be in other networks than before.
+    pub fn mesh_version(&self) -> u64 {
+        self.mesh_version
+    }
+
     /// How far each has followed, where that is followed.
     pub fn followed(&self) -> &BTreeMap<String, Followed> {
         &self.followed
@@ -313,6 +327,13 @@ impl View {
     /// The hosts of declared vNICs.
     pub fn places(&self) -> &Places {
         &self.places
+    }
+
+    /// Those of a network, by host.
+    pub(crate) fn blocks_of(&self, network: &str) -> impl Iterator<Item = (&str, Pool)> {
+        let first = (network.to_owned(), String::new());
+        let of_network = self.blocks.range(first..).take_while(move |((of, _), _)| of == network);
+        of_network.map(|((_, host), block)| (host.as_str(), *block))
     }
 
     /// The part of a network that a host gives out.

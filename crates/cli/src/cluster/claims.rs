@@ -1,7 +1,8 @@
-//! Claims: `freeflow run` asks the host's follower for a vNIC of the cluster's that is not here.
+//! Claims: `freeflow run` asks the host's follower for a vNIC of the cluster's that is not here; and, for each
+//! container, to meet the other hosts of its network.
 //!
-//! By a socket in the run directory: a line of JSON with the [`Claim`], and a line with the [`Answer`]. The connection
-//! stays until the container has the vNIC: so long it is let go to nobody else.
+//! By a socket in the run directory: a line of JSON with the [`Request`], and a line with the [`Answer`]. For a vNIC
+//! the connection stays until the container has it: so long it is let go to nobody else.
 use crate::failure::{Context, Failure, Result, fail};
 use crate::record::now_ms;
 use freeflow_cluster::Waker;
@@ -26,6 +27,17 @@ const NOTICE_TIME: Duration = Duration::from_millis(500);
 const LINE_BYTES_MAX: u64 = 4096;
 const LINE_TIME: Duration = Duration::from_secs(5);
 const CLAIM_COUNT_MAX: usize = 64;
+/// Longest wait for the other hosts of a network: a container does not fail for them.
+const MEETING_TIME: Duration = Duration::from_secs(2);
+/// Containers that wait for them at once.
+const MEETING_COUNT_MAX: usize = 1024;
+
+#[derive(Debug, Serialize, Deserialize)]
+enum Request {
+    Claim(Claim),
+    /// A container is to be in this network.
+    Meet(String),
+}
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Claim {
@@ -60,6 +72,10 @@ struct Shared {
     last_number: u64,
     /// By number of the claim: later ones are larger.
     wanted: BTreeMap<u64, Wanted>,
+    /// The network of each container that waits for other hosts.
+    meetings: BTreeMap<u64, String>,
+    /// Networks whose other hosts this one is connected to, as far as they can be reached.
+    met: BTreeSet<String>,
     waker: Option<Waker>,
 }
 
@@ -139,6 +155,40 @@ impl Claims {
         self.0.1.notify_all();
     }
 
+    /// Networks of containers that wait for other hosts.
+    pub fn meetings(&self) -> BTreeSet<String> {
+        self.shared().meetings.values().cloned().collect()
+    }
+
+    /// The other hosts of these networks, and of no others, need not be waited for.
+    pub fn set_met(&self, networks: BTreeSet<String>) {
+        let mut shared = self.shared();
+        if shared.met != networks {
+            shared.met = networks;
+            drop(shared);
+            self.0.1.notify_all();
+        }
+    }
+
+    /// Waits until the other hosts of a network are met, or have been waited for.
+    fn serve_meeting(&self, stream: &UnixStream, network: &str) -> std::io::Result<()> {
+        let until = Instant::now() + MEETING_TIME;
+        let mut shared = self.shared();
+        if !shared.met.contains(network) && shared.meetings.len() < MEETING_COUNT_MAX {
+            shared.last_number += 1;
+            let number = shared.last_number;
+            shared.meetings.insert(number, network.to_owned());
+            shared.waker.iter().for_each(Waker::wake);
+            while !shared.met.contains(network) && Instant::now() < until {
+                let left = until.saturating_duration_since(Instant::now());
+                shared = self.0.1.wait_timeout(shared, left).unwrap_or_else(PoisonError::into_inner).0;
+            }
+            shared.meetings.remove(&number);
+        }
+        drop(shared);
+        say(stream, &Answer::Here)
+    }
+
     fn add(&self, claim: &Claim) -> Option<u64> {
         let mut shared = self.shared();
         if shared.wanted.len() >= CLAIM_COUNT_MAX {
@@ -162,7 +212,10 @@ impl Claims {
         stream.set_read_timeout(Some(LINE_TIME))?;
         let mut line = String::new();
         BufReader::new(stream.take(LINE_BYTES_MAX)).read_line(&mut line)?;
-        let claim: Claim = serde_json::from_str(&line)?;
+        let claim = match serde_json::from_str(&line)? {
+            Request::Claim(claim) => claim,
+            Request::Meet(network) => return self.serve_meeting(stream, &network),
+        };
         let Some(number) = self.add(&claim) else {
             return say(stream, &Answer::Refused("too many claims for vNICs at once; try again".into()));
         };
@@ -227,11 +280,32 @@ impl Drop for Claimed {
     }
 }
 
-fn ask(run_dir: &RunDir, claim: &Claim) -> Result<UnixStream> {
+/// The other hosts of a container's network, which this host's follower meets meanwhile.
+pub struct Meeting(Option<(UnixStream, Instant)>);
+
+/// A container is to be in this network: has the follower, if there is one, meet the other hosts of it.
+pub fn meet(run_dir: &RunDir, network: &str) -> Meeting {
+    let request = Request::Meet(network.into());
+    let stream = follows(run_dir).then(|| ask(run_dir, &request).ok()).flatten();
+    Meeting(stream.map(|stream| (stream, Instant::now() + MEETING_TIME)))
+}
+
+impl Meeting {
+    /// Waits for them, not for long: those that can't be reached come later, or never.
+    pub fn wait(self) {
+        let Some((stream, until)) = self.0 else { return };
+        let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        if stream.set_read_timeout(Some(left)).is_ok() {
+            let _ = BufReader::new((&stream).take(LINE_BYTES_MAX)).read_line(&mut String::new());
+        }
+    }
+}
+
+fn ask(run_dir: &RunDir, request: &Request) -> Result<UnixStream> {
     let away =
         |_| Failure::new(format!("the follower of the cluster is not there; see freeflow{} doctor", run_dir.option()));
     let stream = UnixStream::connect(socket_of(run_dir)).map_err(away)?;
-    let mut line = serde_json::to_string(claim).expect("a claim is encodable");
+    let mut line = serde_json::to_string(request).expect("a request is encodable");
     line.push('\n');
     (&stream).write_all(line.as_bytes()).map_err(away)?;
     Ok(stream)
@@ -246,7 +320,7 @@ pub fn claim(run_dir: &RunDir, vnic: &str, waits: bool) -> Result<Option<Claimed
     if !follows(run_dir) {
         return Ok(None);
     }
-    let stream = ask(run_dir, &Claim { vnic: vnic.into(), waits, is_present: false })?;
+    let stream = ask(run_dir, &Request::Claim(Claim { vnic: vnic.into(), waits, is_present: false }))?;
     let mut answer = String::new();
     BufReader::new((&stream).take(LINE_BYTES_MAX)).read_line(&mut answer).context("the follower of the cluster")?;
     match serde_json::from_str(&answer) {
@@ -258,10 +332,72 @@ pub fn claim(run_dir: &RunDir, vnic: &str, waits: bool) -> Result<Option<Claimed
 
 /// Has the follower, if there is one, know that a container is to have a vNIC that may be here: it stays then.
 pub fn announce(run_dir: &RunDir, vnic: &str) -> Option<Claimed> {
-    let claim = Claim { vnic: vnic.into(), waits: false, is_present: true };
-    let stream = follows(run_dir).then(|| ask(run_dir, &claim).ok())??;
+    let request = Request::Claim(Claim { vnic: vnic.into(), waits: false, is_present: true });
+    let stream = follows(run_dir).then(|| ask(run_dir, &request).ok())??;
     // A follower that is busy is not waited for long.
     stream.set_read_timeout(Some(NOTICE_TIME)).ok()?;
     let _ = BufReader::new((&stream).take(LINE_BYTES_MAX)).read_line(&mut String::new());
     Some(Claimed(stream))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::PathBuf;
+
+    /// A run directory of a host that follows a cluster.
+    struct Directory(PathBuf);
+
+    impl Directory {
+        fn new(name: &str) -> (Self, RunDir) {
+            let path = std::env::temp_dir().join(format!("freeflow-claims-{name}-{}", std::process::id()));
+            let _ = fs::remove_dir_all(&path);
+            fs::create_dir_all(&path).expect("a directory");
+            let settings =
+                r#"{"mode": "adaptive", "pool": "10.111.0.0/16", "host": "h", "cdi_file": null, "cluster": "/c"}"#;
+            fs::write(path.join("up.json"), settings).expect("written");
+            let run_dir = RunDir::new(&path).expect("a run directory");
+            (Self(path), run_dir)
+        }
+    }
+
+    impl Drop for Directory {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn set(networks: &[&str]) -> BTreeSet<String> {
+        networks.iter().map(|network| (*network).to_owned()).collect()
+    }
+
+    #[test]
+    fn a_container_waits_for_the_hosts_of_its_network_and_no_longer() {
+        let (_directory, run_dir) = Directory::new("meeting");
+        // Nobody is there to ask: it waits for nothing.
+        meet(&run_dir, "red").wait();
+        let claims = Claims::listen(&run_dir).expect("it listens");
+        let is_met = std::sync::atomic::AtomicBool::new(false);
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                let meeting = meet(&run_dir, "red");
+                meeting.wait();
+                is_met.load(std::sync::atomic::Ordering::SeqCst)
+            });
+            while claims.meetings() != set(&["red"]) {
+                thread::yield_now();
+            }
+            // Another network's are not this one's.
+            claims.set_met(set(&["blue"]));
+            assert_eq!(claims.meetings(), set(&["red"]));
+            is_met.store(true, std::sync::atomic::Ordering::SeqCst);
+            claims.set_met(set(&["blue", "red"]));
+            assert!(waiting.join().expect("it ended"), "it has not waited");
+        });
+        // A network that is met is not asked for again.
+        meet(&run_dir, "blue").wait();
+        assert_eq!(claims.meetings(), set(&[]));
+        // And a follower that does not come to it keeps nobody waiting for ever.
+        meet(&run_dir, "green").wait();
+    }
 }

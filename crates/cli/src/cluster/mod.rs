@@ -9,7 +9,7 @@ mod tokens;
 mod views;
 
 pub use answers::ClusterApi;
-pub use claims::{Answer, Claimed, Claims, announce, claim};
+pub use claims::{Answer, Claimed, Claims, announce, claim, meet};
 pub use host::{Directory, Memory, Own, prepare};
 pub use join::{joined, renew_if_due};
 pub use moving::move_vnic;
@@ -55,7 +55,9 @@ impl From<ClusterError> for Failure {
 pub fn cluster(run_dir: &RunDir, action: Cluster) -> Result<()> {
     match action {
         Cluster::Authority(asked) => tokens::authority(&asked),
-        Cluster::Init { pool, of } => tokens::init(&file_as_it_is(run_dir, of.cluster)?, pool.as_deref()),
+        Cluster::Init { pool, full_mesh, of } => {
+            tokens::init(&file_as_it_is(run_dir, of.cluster)?, pool.as_deref(), full_mesh)
+        }
         Cluster::Token(action) => tokens::tokens(run_dir, action),
         Cluster::Status { of, output } => status(&file(run_dir, &of)?, output.format),
         Cluster::Remove { host, of } => {

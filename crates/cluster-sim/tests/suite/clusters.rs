@@ -60,17 +60,6 @@ fn a_tenth_that_is_lost_costs_the_others_nothing_and_hears_all_when_it_is_back()
 }
 
 #[test]
-fn hosts_beyond_those_of_a_peers_file_are_a_problem_of_all() {
-    let few = Setting { vnics: 1, ..of(257) };
-    let many = Setting { hosts: 260, ..few };
-    assert_eq!(scenes::idle(few).problems_of_each, 0);
-    let idle = scenes::idle(many);
-    assert_eq!((idle.problems_of_each, idle.peers_of_each), (3, 256));
-    let lifted = scenes::idle(Setting { any_peer_count: true, ..many });
-    assert!(idle.transactions > 3 * lifted.transactions, "{idle:?} {lifted:?}");
-}
-
-#[test]
 fn a_run_is_the_same_each_time() {
     let run = || {
         let (mut world, settled) = World::settled(of(25));

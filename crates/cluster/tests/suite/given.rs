@@ -49,7 +49,10 @@ pub struct Given(Vec<Entry>);
 
 impl Given {
     pub fn new() -> Self {
-        let identity = Identity { id: "c".into(), version: 1, restored: 0, pool: None };
+        Self::with(Identity { id: "c".into(), version: 1, restored: 0, pool: None, full_mesh: 64 })
+    }
+
+    pub fn with(identity: Identity) -> Self {
         Self::default().key("cluster/data/identity", &serde_json::to_vec(&identity).expect("encodable"))
     }
 
@@ -99,7 +102,7 @@ impl Given {
     /// An operator has said that all before this came from a backup.
     pub fn restored(mut self) -> Self {
         self.0.retain(|entry| !entry.key.ends_with("/identity"));
-        let identity = Identity { id: "c".into(), version: 1, restored: 1000, pool: None };
+        let identity = Identity { id: "c".into(), version: 1, restored: 1000, pool: None, full_mesh: 64 };
         // Entries of a list come in any order, and none has the revision of another.
         let later = Self::default().key("cluster/data/identity", &serde_json::to_vec(&identity).expect("encodable"));
         let revision = Revision(self.0.iter().map(|entry| entry.modified.0).max().unwrap_or_default() + 1);

@@ -2,7 +2,9 @@
 use crate::common::Cluster;
 use crate::given::{Given, ROOT, network, record};
 use crate::on_etcd::{file, init, say};
-use freeflow_cluster::{HostVnic, HostVnics, MembersWriter, Named, News, PeersOf, Scope, View, VnicsWriter, named};
+use freeflow_cluster::{
+    HostVnic, HostVnics, MembersWriter, Mesh, Named, News, PeersOf, Scope, View, VnicsWriter, named,
+};
 use freeflow_orchestrator::Revision;
 use freeflow_orchestrator::store::Entry;
 use std::net::IpAddr;
@@ -31,7 +33,8 @@ fn given() -> Given {
 
 fn named_in(view: &View) -> Vec<Named> {
     let declared = view.declared().expect("it makes sense");
-    named(view, &declared, &PeersOf::host("h1", &record(1), view, &declared).peers)
+    let peers = PeersOf::host("h1", &record(1), view, &declared).peers;
+    named(view, &declared, &Mesh::of("h1", view, &declared), &peers)
 }
 
 #[test]
