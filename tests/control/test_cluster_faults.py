@@ -12,7 +12,7 @@ import pytest
 import harness
 from harness import cluster_history as history
 from harness.cluster_faults import WEIGHTS, FaultyHosts, Trial, schedule, shown
-from harness.cluster_history import Belief, Change, Force, Holding, Packet
+from harness.cluster_history import Belief, Change, Delivery, Force, Holding, Packet
 from harness.failure import need
 from harness.settings import FULL, SEED
 
@@ -40,7 +40,7 @@ def test_a_seed(hosts, seed):
         requests = trial.stop_traffic()
         wrong, counts = trial.check()
         need(not wrong, "\n".join([f"{len(wrong)} faults:", *wrong[:FAULTS_SHOWN]]))
-        need(counts["packets"] and requests, f"nothing was accepted: {counts}, {requests} requests")
+        need(counts["packets"] and counts["deliveries"] and requests, f"nothing was accepted: {counts}, {requests} requests")
         trial.end_containers()
     except BaseException as failure:
         # The schedule, and what came of it.
@@ -89,6 +89,18 @@ def test_a_packet_that_is_accepted_late_is_found():
     need(not late(5, "host2") and not late(35, "host3") and not late(25, "host1", by="host2"), "nothing is known of these")
     need(not late(25, "host3"), "a router's own vNICs are not by its peers file")
     need(late(25, "host1") and late(15, "host2") and late(35, "host2"), "they are late")
+
+
+def test_a_packet_that_is_sent_to_a_former_holder_is_found():
+    beliefs = [Belief("host3", 10, 20, {ADDRESS: "host1"}), Belief("host3", 20, 30, {ADDRESS: "host2"}), Belief("host3", 30, 40, {})]
+
+    def late(sent, at, to, sender="host3"):
+        return len(history.late_deliveries([Delivery(sent, at, sender, to, ADDRESS)], beliefs))
+    need(not late(15, 15.1, "host1") and not late(25, 25.1, "host2"), "they are right")
+    need(not late(19.9, 20.6, "host2") and not late(20.2, 20.4, "host1"), "the router may go by the one file or by the other")
+    need(not late(5, 5.1, "host2") and not late(25, 25.1, "host1", sender="host2"), "nothing is known of these")
+    need(not late(25, 25.1, "host3"), "a router's own vNICs are not by its peers file")
+    need(late(25, 25.1, "host1") and late(15, 15.1, "host2") and late(35, 35.1, "host2"), "they are late")
 
 
 def test_beliefs_are_what_the_router_has_read():

@@ -104,7 +104,7 @@ def shown(actions):
 
 class FaultyHosts(Hosts):
     """Three hosts, two of them controllers, with a container each that nobody ends: it notes whose packets its router
-    accepts, and carries the traffic that no fault may disturb."""
+    accepts, sends to whoever holds an address, and carries the traffic that no fault may disturb."""
 
     controllers = (1, 2)
     etcd_options = {"election_ms": 1000}
@@ -130,10 +130,11 @@ class FaultyHosts(Hosts):
         self.watched = self.lab.directory / "watched"
         self.watched.mkdir()
         self.fixed = {n: self.host(n).container("fixed", "--network", "red") for n in HOSTS}
-        self.watchers = {n: c.start(self.program, "watch", self.watched, name_of(n), c.ip) for n, c in self.fixed.items()}
+        for number, container in self.fixed.items():
+            container.start(self.program, self.watched, f"{name_of(number)}.watcher", container.ip, number, 0, ".holder")
         self.wait("watchers", lambda: len(list(self.watched.glob("*.watcher"))) == len(HOSTS))
         self.wanted = {f"vnics/{vnic}": True for vnic in VNICS} | {"networks/red": True}
-        self.read, self.runs, self.numbers = dict.fromkeys(HOSTS, 0), {}, itertools.count()
+        self.read, self.runs, self.numbers = {}, {}, itertools.count(1)
         self.forces, self.keys = [], {}
         self.revision = self.mark()
 
@@ -250,7 +251,7 @@ class Trial:
         # Operators speak one after the other, so that it is known what was said last.
         self.operator = concurrent.futures.ThreadPoolExecutor(1)
         self.members = threading.RLock()
-        self.stopped, self.quick, self.claiming = set(), threading.Event(), []
+        self.stopped, self.quick, self.claiming, self.runs = set(), threading.Event(), [], {}
         self.recorder = Recorder(hosts)
 
     # ---- what goes on
@@ -292,9 +293,11 @@ class Trial:
     def run(self, vnic, host):
         number = next(self.hosts.numbers)
         self.hosts.runs[number] = vnic
+        if vnic in self.hosts.addresses:
+            self.runs[number] = (vnic, host)
         running = harness.Running(self.hosts.host(host).command(
-            "run", "-d", "--rm", "--share-host", "--name", vnic, "--vnic", vnic, "--", self.hosts.program, "send", self.hosts.watched, host,
-            number))
+            "run", "-d", "--rm", "--share-host", "--name", vnic, "--vnic", vnic, "--", self.hosts.program, self.hosts.watched,
+            f"{number}.holder", self.hosts.addresses.get(vnic, "-"), host, number, ".watcher"))
         self.claiming.append(running)
         running.wait(COMMAND_SECONDS)
         return running.output()
@@ -438,10 +441,15 @@ class Trial:
     def wait_until_equal(self, since):
         last = ["nobody has looked"]
         while time.monotonic() - since < EQUAL_SECONDS:
-            with contextlib.suppress(Failure, OSError, ValueError, KeyError):
+            before = last
+            try:
                 last = self.unequal()
-                if not last:
-                    return time.monotonic() - since
+            except (Failure, OSError, ValueError, KeyError) as error:
+                last = [f"not to be had: {str(error)[:200]}"]
+            if not last:
+                return time.monotonic() - since
+            if last != before:
+                self.note(f"unequal: {'; '.join(last)[:300]}")
             time.sleep(0.1)
         raise Failure(f"hosts are not equal {EQUAL_SECONDS} s after the last fault:\n  " + "\n  ".join(last))
 
@@ -466,14 +474,15 @@ class Trial:
         """Faults in what has happened since the beginning; and counts of what there was."""
         hosts = self.hosts
         self.recorder.stop()
-        holdings, beliefs, packets = [], [], []
+        holdings, beliefs = [], []
         for number in HOSTS:
             host, name = hosts.host(number), name_of(number)
             there = Api(host).want(200, "GET", "/vnics?floating=true")["items"]
             present = {address for item in there for address in item["spec"]["addresses"] if is_floating(address)}
-            holdings += history.holdings_of(name, history.lines_of(host.run_dir / "audit.log"), is_floating, present)
-            beliefs += history.beliefs_of(name, self.recorder.versions[number], reads_of(host))
-            packets += self.packets(number)
+            audit = history.lines_of(host.run_dir / "audit.log")
+            holdings += history.holdings_of(name, audit, is_floating, present)
+            beliefs += history.beliefs_of(name, self.recorder.versions[number], reads_of(host, audit))
+        packets, deliveries = self.packets(), self.deliveries()
         until, (declared, _, _) = hosts.mark(), hosts.stored()
         changes = hosts.changes(hosts.revision, until)
         hosts.revision = until
@@ -483,25 +492,48 @@ class Trial:
             forces_to.setdefault(vnic, set()).add(force.to)
         wrong = history.two_holders([one for one in holdings if (one.end or time.time()) > self.begin - 1], hosts.forces)
         wrong += history.late_packets(packets, beliefs)
+        wrong += history.late_deliveries(deliveries, beliefs)
         wrong += history.unreleased_places([*hosts.keys.values(), *changes], forces_to)
         hosts.keys |= {change.key: change for change in changes}
         hosts.wanted = {key: key in declared for key in hosts.wanted}
         placed = sum(change.key.startswith("/freeflow/places/data/") and not change.key.endswith("/serial") for change in changes)
-        return wrong, {"packets": len(packets), "beliefs": len(beliefs), "places": placed, "holdings": len(holdings)}
+        return wrong, {"packets": len(packets), "deliveries": len(deliveries), "beliefs": len(beliefs), "places": placed,
+                       "holdings": len(holdings)}
 
-    def packets(self, number):
-        """Those that the host's router has accepted since the last trial."""
-        watcher, read = self.hosts.watchers[number], self.hosts.read
-        fd = watcher.output_file.fileno()
-        text = os.pread(fd, os.fstat(fd).st_size - read[number], read[number]).decode(errors="replace")
-        read[number] += len(text[:text.rfind("\n") + 1].encode())
+    def packets(self):
+        """Those of holders that the routers of watchers have accepted since the last trial."""
         found = []
-        for words in (line.split() for line in text.splitlines()):
-            if len(words) == 4 and all(word.isdecimal() for word in words):
-                address = self.hosts.addresses.get(self.hosts.runs[int(words[2])])
+        for number in HOSTS:
+            for at, _, sender, run_number in self.new_lines(f"{name_of(number)}.watcher"):
+                address = self.hosts.addresses.get(self.hosts.runs.get(run_number))
                 if address:
-                    found.append(history.Packet(int(words[0]) / 1e9, name_of(number), name_of(int(words[1])), address))
+                    found.append(history.Packet(at, name_of(number), name_of(sender), address))
         return found
+
+    def deliveries(self):
+        """Those of watchers that holders were given in this trial."""
+        found = []
+        for number, (vnic, host) in self.runs.items():
+            for at, sent, sender, _ in self.new_lines(f"{number}.holder"):
+                found.append(history.Delivery(sent, at, name_of(sender), name_of(host), self.hosts.addresses[vnic]))
+        return found
+
+    def new_lines(self, name):
+        """What an end has noted since it was last asked: times in seconds of the receipt and of the sending, and the
+        sender's host and run."""
+        path, read = self.hosts.watched / f"{name}.log", self.hosts.read
+        if not path.exists():
+            return
+        with open(path, "rb") as file:
+            file.seek(read.get(name, 0))
+            text = file.read()
+        text = text[:text.rfind(b"\n") + 1]
+        read[name] = read.get(name, 0) + len(text)
+        for words in (line.split() for line in text.decode(errors="replace").splitlines()):
+            # Where a holder was killed a part of a line may have no end.
+            if len(words) == 5 and all(word.isdecimal() for word in words):
+                at, sent, sender, run_number, _ = map(int, words)
+                yield at / 1e9, sent / 1e9, sender, run_number
 
     def end_containers(self):
         def end(number):
@@ -515,14 +547,17 @@ class Trial:
         self.quick.set()
         for pool in (self.pool, self.operator):
             pool.shutdown()
+        # Nobody sends to ends of former trials.
+        for path in self.hosts.watched.glob("*.holder*"):
+            path.unlink(missing_ok=True)
 
 
 def is_floating(address):
     return ipaddress.ip_address(address) in FLOATING
 
 
-def reads_of(host):
+def reads_of(host, audit):
     """When the router has read its peers file."""
     log = (host.run_dir / "router.log").read_text(errors="replace").splitlines()
-    begins = [row for row in history.lines_of(host.run_dir / "audit.log") if row.get("what") == "begins"]
-    return [history.log_time(line.split()[0]) for line in log if "peers file read" in line] + [history.log_time(row["time"]) for row in begins]
+    reads = [line.split()[0] for line in log if "peers file read" in line]
+    return [history.log_time(text) for text in reads + [row["time"] for row in audit if row.get("what") == "begins"]]

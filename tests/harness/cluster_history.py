@@ -52,6 +52,16 @@ class Packet:
 
 
 @dataclasses.dataclass(frozen=True)
+class Delivery:
+    """A holder of an address on a host was given a packet that was sent to the address on another one."""
+    sent: float
+    at: float
+    sender: str
+    to: str
+    address: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Change:
     """Of a key of etcd's, at a revision; None: it was deleted."""
     revision: int
@@ -145,6 +155,22 @@ def late_packets(packets, beliefs):
             if holder != packet.sender:
                 wrong.append(f"{packet.by} accepted {packet.address} from {packet.sender} at {packet.at:.3f}; since {belief.begin:.3f} "
                              f"it knew that it is {holder or 'none of its peers'}'s")
+    return wrong
+
+
+def late_deliveries(deliveries, beliefs):
+    """Packets to an address that a host's router has sent to a holder that was, by its peers file, the holder no more.
+    While the packet was under way the router read no other one, so it went by this."""
+    wrong = []
+    for one in deliveries:
+        if one.sender == one.to:
+            continue
+        for belief in beliefs:
+            holder = belief.holders.get(one.address)
+            is_then = belief.host == one.sender and belief.begin + PACKET_SECONDS < one.sent and one.at < belief.end
+            if is_then and holder != one.to:
+                wrong.append(f"{one.sender} sent {one.address} to {one.to} at {one.sent:.3f}; since {belief.begin:.3f} it knew that it is "
+                             f"{holder or 'none of its peers'}'s")
     return wrong
 
 
