@@ -21,6 +21,7 @@ from harness.failure import Failure, need
 from harness.host import router_of
 from harness.processes import run
 from harness.settings import PORT
+from harness.stepped import SteppedPrograms
 
 VNICS = ("alpha", "beta", "gamma")
 NETWORKS = ("blue", "green")  # come and go
@@ -37,9 +38,16 @@ EQUAL_SECONDS = 5 + 7 + 8
 OF_VIEWS = "can't say which vNICs this host has"
 COMMAND_SECONDS = 60
 PATIENCE_SECONDS = 1.0
+# Hosts whose clocks are stepped; an operator is on the other one.
+STEPPED = (2, 3)
+# Multiples of `history.STEP_UNIT_S`. By a clock that is behind no certificate has begun to be good; by one that is ahead
+# none has ended.
+STEP_HOURS = (-24, -6, 6, 24)
+AHEAD_S = 1_000_000
 WEIGHTS = {
     "run": 6, "end": 3, "move": 2, "force": 2, "declare": 2, "delete": 2, "kill follower": 2, "stop follower": 2,
     "kill router": 2, "kill etcd": 2, "stop etcd": 1, "slow etcd": 1, "cut": 2,
+    "step clock": 3,
 }
 NETWORK = """
 apiVersion: freeflow.io/v1
@@ -95,6 +103,8 @@ def schedule(seed):
                 fault(at, kind, "quick etcd")
             case "cut":
                 fault(at, kind, "heal", victim)
+            case "step clock":
+                fault(at, kind, "set clock", chosen.choice(STEPPED), chosen.choice(STEP_HOURS))
     return victim, sorted(actions)
 
 
@@ -107,6 +117,7 @@ class FaultyHosts(Hosts):
     accepts, sends to whoever holds an address, and carries the traffic that no fault may disturb."""
 
     controllers = (1, 2)
+    operator_at = 1
     etcd_options = {"election_ms": 1000}
 
     def __init__(self):
@@ -118,6 +129,12 @@ class FaultyHosts(Hosts):
             raise
 
     def prepare(self):
+        self.began = time.time()
+        self.clocks = {n: SteppedPrograms(self.lab.directory / f"stepped{n}", n * AHEAD_S) for n in STEPPED}
+        for number, programs in self.clocks.items():
+            host = self.host(number)
+            host.freeflow("down", "--force")
+            host.freeflow_path, host.prefix = programs.path, programs.prefix
         self.as_operator("cluster", "init")
         for number in HOSTS:
             self.join(number)
@@ -147,6 +164,10 @@ class FaultyHosts(Hosts):
         with contextlib.suppress(OSError, ValueError, KeyError):
             pid = json.loads((self.host(number).run_dir / "cluster.pid").read_text())["pid"]
             return pid if router_of(pid, self.host(number).run_dir) else None
+
+    def time_of(self, text):
+        """Of a log's line, whatever the clock of its host was."""
+        return history.unstepped(history.log_time(text), self.began)
 
     # ---- etcd's history
 
@@ -246,7 +267,7 @@ class Trial:
     def __init__(self, hosts, seed):
         self.hosts, self.seed = hosts, seed
         self.victim, self.actions = schedule(seed)
-        self.notes, self.begin = [], time.time()
+        self.notes, self.begin, self.healed = [], time.time(), None
         self.pool = concurrent.futures.ThreadPoolExecutor(16)
         # Operators speak one after the other, so that it is known what was said last.
         self.operator = concurrent.futures.ThreadPoolExecutor(1)
@@ -267,7 +288,7 @@ class Trial:
             pool = self.operator if words[0] in ("declare", "delete") else self.pool
             pending.append(pool.submit(self.act, words))
         self.heal()
-        healed = time.monotonic()
+        healed = self.healed = time.monotonic()
         # An operator may lose patience with a container whose vNIC does not come.
         concurrent.futures.wait(pending, timeout=PATIENCE_SECONDS)
         for running in self.claiming:
@@ -397,11 +418,19 @@ class Trial:
     def cut(self, host):
         self.hosts.lab.cut(host)
 
+    def step_clock(self, host, hours):
+        self.hosts.clocks[host].step(hours * 3600)
+
+    def set_clock(self, host, _hours):
+        self.hosts.clocks[host].step(0)
+
     def heal(self, host=None):
         """One host's link; without one everything that there is to heal."""
         if host is not None:
             return self.hosts.lab.heal(host)
         self.quick.set()
+        for clock in self.hosts.clocks.values():
+            clock.step(0)
         for number in HOSTS:
             self.continue_follower(number)
             self.start_etcd(number)
@@ -474,14 +503,15 @@ class Trial:
         """Faults in what has happened since the beginning; and counts of what there was."""
         hosts = self.hosts
         self.recorder.stop()
-        holdings, beliefs = [], []
+        holdings, beliefs, stepped = [], [], 0
         for number in HOSTS:
             host, name = hosts.host(number), name_of(number)
             there = Api(host).want(200, "GET", "/vnics?floating=true")["items"]
             present = {address for item in there for address in item["spec"]["addresses"] if is_floating(address)}
             audit = history.lines_of(host.run_dir / "audit.log")
-            holdings += history.holdings_of(name, audit, is_floating, present)
-            beliefs += history.beliefs_of(name, self.recorder.versions[number], reads_of(host, audit))
+            stepped += sum(abs(history.log_time(row["time"]) - hosts.time_of(row["time"])) > 1 for row in audit)
+            holdings += history.holdings_of(name, audit, is_floating, present, hosts.time_of)
+            beliefs += history.beliefs_of(name, self.recorder.versions[number], reads_of(host, audit, hosts.time_of))
         packets, deliveries = self.packets(), self.deliveries()
         until, (declared, _, _) = hosts.mark(), hosts.stored()
         changes = hosts.changes(hosts.revision, until)
@@ -498,7 +528,7 @@ class Trial:
         hosts.wanted = {key: key in declared for key in hosts.wanted}
         placed = sum(change.key.startswith("/freeflow/places/data/") and not change.key.endswith("/serial") for change in changes)
         return wrong, {"packets": len(packets), "deliveries": len(deliveries), "beliefs": len(beliefs), "places": placed,
-                       "holdings": len(holdings)}
+                       "holdings": len(holdings), "stepped": stepped}
 
     def packets(self):
         """Those of holders that the routers of watchers have accepted since the last trial."""
@@ -556,8 +586,8 @@ def is_floating(address):
     return ipaddress.ip_address(address) in FLOATING
 
 
-def reads_of(host, audit):
+def reads_of(host, audit, time_of):
     """When the router has read its peers file."""
     log = (host.run_dir / "router.log").read_text(errors="replace").splitlines()
     reads = [line.split()[0] for line in log if "peers file read" in line]
-    return [history.log_time(text) for text in reads + [row["time"] for row in audit if row.get("what") == "begins"]]
+    return [time_of(text) for text in reads + [row["time"] for row in audit if row.get("what") == "begins"]]

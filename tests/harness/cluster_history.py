@@ -10,6 +10,8 @@ from datetime import datetime
 
 # Of two logs' lines: they have milliseconds.
 LOG_SECONDS = 0.02
+# Clocks are stepped by multiples of it, which is more than a run of all trials takes.
+STEP_UNIT_S = 6 * 3600
 # From a router's line that it has read its peers file until the last packet that it had taken before is seen.
 PACKET_SECONDS = 0.5
 
@@ -76,7 +78,12 @@ def log_time(text):
     return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
 
 
-def holdings_of(host, audit, floating, present):
+def unstepped(at, began):
+    """The machine's time, since `began`, of one that a stepped clock has given."""
+    return began + (at - began) % STEP_UNIT_S
+
+
+def holdings_of(host, audit, floating, present, time_of=log_time):
     """From the lines of an audit log. A router that is killed may lose its last ones: what it then had, or has not, at
     the end (`present`) is as if it had been noted with the last line before. `floating` chooses addresses."""
     began, found, last, router = {}, [], 0.0, 0.0
@@ -85,7 +92,7 @@ def holdings_of(host, audit, floating, present):
         found.append(Holding(host, address, began.pop(address), at))
     kept = {}
     for row in audit:
-        at = log_time(row["time"])
+        at = time_of(row["time"])
         if row.get("event") == "router" and row.get("what") == "begins":
             kept, router = {address: last for address in began}, at
         if row.get("kind") == "Vnic" and row.get("outcome") in ("created", "deleted"):
