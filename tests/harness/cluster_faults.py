@@ -351,10 +351,11 @@ class Trial:
         key, wanted = f"networks/{name}" if name in NETWORKS else f"vnics/{name}", self.hosts.wanted
         before, wanted[key] = wanted.get(key, False), None
         said = self.hosts.as_operator(*words, codes=range(256))
-        if any(word in said for word in ("created", "unchanged", "deleted")):
-            wanted[key] = to
-        elif "nothing was changed" in said or "NotFound" in said:
+        # A refusal may speak of a vNIC that was deleted.
+        if "nothing was changed" in said or "NotFound" in said:
             wanted[key] = before
+        elif any(word in said for word in ("created", "unchanged", "deleted")):
+            wanted[key] = to
         return said
 
     # ---- faults
@@ -480,7 +481,7 @@ class Trial:
             if last != before:
                 self.note(f"unequal: {'; '.join(last)[:300]}")
             time.sleep(0.1)
-        raise Failure(f"hosts are not equal {EQUAL_SECONDS} s after the last fault:\n  " + "\n  ".join(last))
+        raise Failure(f"hosts are not equal {EQUAL_SECONDS} s after the last command:\n  " + "\n  ".join(last))
 
     def unequal(self):
         hosts = self.hosts
