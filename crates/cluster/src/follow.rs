@@ -18,8 +18,10 @@ pub const HEARTBEAT: Duration = Duration::from_secs(30);
 const CLAIM_BEAT: Duration = Duration::from_secs(5);
 /// A claim that was not said again for so long does not count.
 pub(crate) const CLAIM_TIME: Duration = Duration::from_secs(3 * CLAIM_BEAT.as_secs());
-/// After a failure.
-const RETRY: Duration = Duration::from_secs(3);
+/// After a failure; twice as long after each further one, up to the longest. etcd's members elect a leader within a
+/// second or two, and all take a host that could not write its word for one that is behind.
+const RETRY_FIRST: Duration = Duration::from_millis(250);
+const RETRY_LONGEST: Duration = Duration::from_secs(3);
 
 /// News of the keys of a cluster, by a thread of its own. It ends with this.
 pub struct Follow {
@@ -137,7 +139,7 @@ impl Report {
 }
 
 fn write_all(file: &ClusterFile, root: &str, words: &Receiver<Words>, errors: &Sender<Option<String>>) {
-    let (mut last, mut wait) = (None::<Words>, HEARTBEAT);
+    let (mut last, mut wait, mut failures) = (None::<Words>, HEARTBEAT, 0_u32);
     let mut store = None;
     loop {
         match words.recv_timeout(wait) {
@@ -164,8 +166,9 @@ fn write_all(file: &ClusterFile, root: &str, words: &Receiver<Words>, errors: &S
             Ok(())
         };
         let error = write().err();
+        failures = if error.is_some() { failures.saturating_add(1) } else { 0 };
         wait = match &error {
-            Some(_) => RETRY,
+            Some(_) => retry_after(failures),
             None if last.as_ref().is_some_and(|words| !words.followed.claims.is_empty()) => CLAIM_BEAT,
             None => HEARTBEAT,
         };
@@ -176,5 +179,21 @@ fn write_all(file: &ClusterFile, root: &str, words: &Receiver<Words>, errors: &S
         if errors.send(error.map(|error| error.to_string())).is_err() {
             return;
         }
+    }
+}
+
+fn retry_after(failures: u32) -> Duration {
+    RETRY_FIRST.saturating_mul(1 << (failures - 1).min(8)).min(RETRY_LONGEST)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn retries_come_soon_and_then_at_the_longest_pause() {
+        let pauses: Vec<u128> = (1..=6).map(|failures| retry_after(failures).as_millis()).collect();
+        assert_eq!(pauses, [250, 500, 1000, 2000, 3000, 3000]);
+        assert_eq!(retry_after(u32::MAX), RETRY_LONGEST);
     }
 }
