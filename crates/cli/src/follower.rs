@@ -144,6 +144,8 @@ fn ranges_of(target: &mut Host<'_>) -> Result<BTreeMap<String, String>> {
 
 /// Follows until it is ended.
 pub fn follow(run_dir: &RunDir) -> Result<()> {
+    // Problems of a process that was killed are not this one's, which notes its own where they are others than before.
+    note_problems(run_dir, &[]);
     record(run_dir)?;
     let settings = run_dir.settings().ok_or_else(|| Failure::new("this host is not up"))?;
     let mut follower = Follower::new(run_dir, &settings)?;

@@ -19,8 +19,10 @@ pub const HEARTBEAT: Duration = Duration::from_secs(30);
 const CLAIM_BEAT: Duration = Duration::from_secs(5);
 /// A claim that was not said again for so long does not count.
 pub(crate) const CLAIM_TIME: Duration = Duration::from_secs(3 * CLAIM_BEAT.as_secs());
-/// After a failure.
-const RETRY: Duration = Duration::from_secs(3);
+/// After a failure; twice as long after each further one, up to the longest. etcd's members elect a leader within a
+/// second or two, and all take a host that could not write its word for one that is behind.
+const RETRY_FIRST: Duration = Duration::from_millis(250);
+const RETRY_LONGEST: Duration = Duration::from_secs(3);
 
 /// News of the keys of a cluster, by a thread of its own. It ends with this.
 pub struct Follow {
@@ -200,7 +202,7 @@ impl Writer {
     }
 
     fn write_all(mut self, words: &Receiver<Words>, outcomes: &Sender<Outcome>) {
-        let (mut last, mut wait) = (None::<Words>, HEARTBEAT);
+        let (mut last, mut wait, mut failures) = (None::<Words>, HEARTBEAT, 0_u32);
         loop {
             match words.recv_timeout(wait) {
                 Ok(first) => last = Some(self.later(words.try_iter().last().unwrap_or(first))),
@@ -209,8 +211,9 @@ impl Writer {
             }
             let Some(words) = &mut last else { continue };
             let done = self.write(words);
+            failures = if done.is_err() { failures.saturating_add(1) } else { 0 };
             wait = match &done {
-                Err(_) => RETRY,
+                Err(_) => retry_after(failures),
                 Ok(_) if !words.holdings.claims.is_empty() => CLAIM_BEAT,
                 Ok(_) => HEARTBEAT,
             };
@@ -220,7 +223,8 @@ impl Writer {
                 self.stores = None;
             }
             if is_void {
-                self.written = There::default();
+                // They are not said later either: what they stand on may come back, after a host was removed.
+                (self.written, last) = (There::default(), None);
             }
             if outcomes.send(Outcome { error: done.err().map(|error| error.to_string()), is_void }).is_err() {
                 return;
@@ -272,5 +276,21 @@ impl Writer {
         words.followed.at_s = now_s();
         let writes = vec![write(FOLLOWED, serde_json::to_vec(&words.followed).expect("words are encodable"))];
         Ok(matches!(said.commit(&Transaction { compares: Vec::new(), writes })?, Committed::Done(_)))
+    }
+}
+
+fn retry_after(failures: u32) -> Duration {
+    RETRY_FIRST.saturating_mul(1 << (failures - 1).min(8)).min(RETRY_LONGEST)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn retries_come_soon_and_then_at_the_longest_pause() {
+        let pauses: Vec<u128> = (1..=6).map(|failures| retry_after(failures).as_millis()).collect();
+        assert_eq!(pauses, [250, 500, 1000, 2000, 3000, 3000]);
+        assert_eq!(retry_after(u32::MAX), RETRY_LONGEST);
     }
 }
