@@ -39,6 +39,8 @@ const ELECTION_TIME: Duration = Duration::from_secs(5);
 /// etcd is asked by a new connection, with the files' certificates as they are then.
 const RENEWAL: Duration = Duration::from_secs(60);
 
+/// Between two looks at the names of others' vNICs.
+const NAMES_PAUSE: Duration = Duration::from_millis(500);
 /// Hosts are admitted so often at most, some at a time: whoever has a token can ask without end.
 const ADMISSION: Duration = Duration::from_millis(200);
 /// Tokens by which nobody joins any more lose their rights so soon.
@@ -126,6 +128,7 @@ struct Follower {
     peers: mesh::Peers,
     /// The version of all members that containers here have the names of, and those.
     named: (Option<u64>, Option<Vec<Named>>),
+    named_at: Option<Instant>,
     vnics: vnics::OwnVnics,
     claims: Claims,
 }
@@ -231,6 +234,7 @@ impl Follower {
             believed: Vec::new(),
             peers: Default::default(),
             named: Default::default(),
+            named_at: None,
             file,
             record,
             directory,
@@ -241,7 +245,7 @@ impl Follower {
     fn round(&mut self) {
         let mut wait = match () {
             () if !self.claims.meetings().is_empty() => MEETING_ROUND,
-            () if self.vnics.is_busy() => SHORT_ROUND,
+            () if self.vnics.is_busy() || self.is_look_due() => SHORT_ROUND,
             () => ROUND,
         };
         while let Some(news) = self.follow.next(wait) {
@@ -294,9 +298,12 @@ impl Follower {
     fn name_others(&mut self) {
         let Some(declared) = &self.declared else { return };
         let version = self.view.members_version();
-        if self.named.0.replace(version) == Some(version) {
+        // Others may change theirs all the time.
+        let is_early = self.named_at.is_some_and(|at| at.elapsed() < NAMES_PAUSE) && self.claims.meetings().is_empty();
+        if self.named.0 == Some(version) || (is_early && self.named.0.is_some()) {
             return;
         }
+        (self.named.0, self.named_at) = (Some(version), Some(Instant::now()));
         self.publisher.note_there(self.view.members_there(&self.host));
         let mesh = Mesh::of(&self.host, &self.view, declared);
         let others = named(&self.view, declared, &mesh, &self.believed);
@@ -533,6 +540,8 @@ impl Follower {
     fn tell(&mut self) {
         // Once its record is there, and of itself alone.
         let own = self.standing.as_ref().filter(|standing| !standing.is_other);
+        // First: networks that a follower before this one has said are stayed in.
+        self.publisher.note_there(self.view.members_there(&self.host));
         self.publisher.speak(own.and_then(|standing| standing.before));
         let Some(standing) = &self.standing else { return };
         let (revision, ranges) = self.carried.clone();

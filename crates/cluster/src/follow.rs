@@ -136,7 +136,8 @@ struct Outcome {
 /// A host's words about itself, written by a thread of its own: etcd may take its time.
 ///
 /// They are two transactions: the record and the holdings, if they are others than etcd has; then how far the host has
-/// followed, on condition that both are as they were found, or written.
+/// followed, on condition that both are as they were found, or written. The first record of a host comes last, by a
+/// transaction of its own: after a backup a host is known by its record, and what it has must be known by then.
 pub struct Report {
     words: Sender<Words>,
     outcomes: Receiver<Outcome>,
@@ -255,27 +256,38 @@ impl Writer {
             }
         };
         let write = |key: &str, value: Vec<u8>| Write { key: key.into(), value: Some(value), lease: None };
+        let compare = |key: &str, modified| Compare { key: key.into(), modified };
+        let encoded = |record: &HostRecord| serde_json::to_vec(record).expect("a record is encodable");
         let is_said = words.there.holdings.as_ref().is_some_and(|(_, there)| *there == words.holdings);
+        let is_first = words.there.record.is_none();
         // A claim is said again all the time.
-        if !is_said || words.record.is_some() || !words.holdings.claims.is_empty() {
+        if !is_said || (words.record.is_some() && !is_first) || !words.holdings.claims.is_empty() {
             let mut writes =
                 vec![write(HOLDINGS, serde_json::to_vec(&words.holdings).expect("holdings are encodable"))];
-            if let Some(record) = &words.record {
-                writes.push(write(RECORD, serde_json::to_vec(record).expect("a record is encodable")));
-            }
-            let compare = |key: &str, modified| Compare { key: key.into(), modified };
+            let record = words.record.take_if(|_| !is_first);
+            writes.extend(record.as_ref().map(|record| write(RECORD, encoded(record))));
             let holdings = words.there.holdings.as_ref().map(|(revision, _)| *revision);
             let compares = vec![compare(RECORD, words.there.record), compare(HOLDINGS, holdings)];
             let Committed::Done(at) = own.commit(&Transaction { compares, writes })? else { return Ok(false) };
-            let record = words.record.take().map(|_| at).or(words.there.record);
+            let record = record.map(|_| at).or(words.there.record);
             words.there = There { record, holdings: Some((at, words.holdings.clone())) };
             self.written = words.there.clone();
         }
-        let There { record: Some(record), holdings: Some((holdings, _)) } = &words.there else { return Ok(false) };
-        said.guard(&[(&keys.record(&self.host), *record), (&keys.holdings(&self.host), *holdings)]);
+        let Some((holdings, _)) = words.there.holdings else { return Ok(false) };
+        let record = words.there.record.unwrap_or(Revision(0));
+        said.guard(&[(&keys.record(&self.host), record), (&keys.holdings(&self.host), holdings)]);
         words.followed.at_s = now_s();
         let writes = vec![write(FOLLOWED, serde_json::to_vec(&words.followed).expect("words are encodable"))];
-        Ok(matches!(said.commit(&Transaction { compares: Vec::new(), writes })?, Committed::Done(_)))
+        let Committed::Done(_) = said.commit(&Transaction { compares: Vec::new(), writes })? else { return Ok(false) };
+        // A host that is known is given blocks: all that it has must be known before.
+        if let Some(record) = &words.record {
+            let compares = vec![compare(RECORD, None), compare(HOLDINGS, Some(holdings))];
+            let writes = vec![write(RECORD, encoded(record))];
+            let Committed::Done(at) = own.commit(&Transaction { compares, writes })? else { return Ok(false) };
+            (words.there.record, words.record) = (Some(at), None);
+            self.written = words.there.clone();
+        }
+        Ok(true)
     }
 }
 

@@ -58,9 +58,9 @@ impl<'a> ClaimsOf<'a> {
 /// vNICs that hosts say they have: the revision of the place by which, and the host.
 fn held_by_word(view: &View) -> BTreeMap<&str, Vec<(u64, &String)>> {
     let mut all = BTreeMap::<&str, Vec<(u64, &String)>>::new();
-    for host in view.hosts().keys() {
-        let held = view.holdings_of(host).into_iter().flat_map(|holdings| &holdings.vnics);
-        for (name, held) in held.filter(|(_, held)| !held.released) {
+    // Of hosts without a record, too: a backup can be older than theirs.
+    for (host, (_, holdings)) in view.holdings() {
+        for (name, held) in holdings.vnics.iter().filter(|(_, held)| !held.released) {
             all.entry(name.as_str()).or_default().push((held.at, host));
         }
     }

@@ -174,9 +174,12 @@ impl View {
             }
             Some(Meaning::Holdings(host)) => {
                 self.spoke.insert(host.to_owned(), now);
-                let holdings = value(entry.as_ref()).map(Holdings::bounded);
-                let since = entry.map(|entry| entry.modified).unwrap_or_default();
-                put(&mut self.holdings, host.to_owned(), holdings.map(|holdings| (since, holdings)));
+                // Those that can't be read are none, but they are there: their host writes over them.
+                let holdings = entry.map(|entry| {
+                    let holdings = value(sized(Some(&entry))).map(Holdings::bounded).unwrap_or_default();
+                    (entry.modified, holdings)
+                });
+                put(&mut self.holdings, host.to_owned(), holdings);
                 false
             }
             Some(Meaning::Members { host, part }) => {
@@ -186,7 +189,7 @@ impl View {
                 false
             }
             Some(Meaning::Followed(host)) => {
-                put(&mut self.followed, host.to_owned(), value(entry.as_ref()).map(Followed::bounded));
+                put(&mut self.followed, host.to_owned(), value(sized(entry.as_ref())).map(Followed::bounded));
                 false
             }
             Some(Meaning::Vnics { host, part }) => {

@@ -7,12 +7,15 @@ use std::time::{Duration, Instant};
 
 /// A host that has become a peer is waited for so long by containers that start.
 const CONNECT_TIME: Duration = Duration::from_secs(2);
+/// Between two looks at who is a peer, where others' networks have changed.
+const LOOK_PAUSE: Duration = Duration::from_millis(500);
 
 /// Peers of this host, as they were last carried out.
 #[derive(Default)]
 pub struct Peers {
-    /// Version of the mesh that was looked at.
+    /// Version of the mesh that was looked at, and when.
     version: Option<u64>,
+    looked_at: Option<Instant>,
     /// Hosts that were peers by that, and which of them the peers file has, since when.
     selected: BTreeSet<String>,
     since: BTreeMap<String, Instant>,
@@ -43,13 +46,22 @@ impl Follower {
     /// All is to be compared where other hosts are peers than the peers file has.
     pub(super) fn look_at_mesh(&mut self) {
         let (Some(declared), version) = (&self.declared, self.view.mesh_version()) else { return };
-        if self.peers.version.replace(version) == Some(version) {
+        // Others may change their networks all the time; whoever starts a container here does not wait for that.
+        let is_early = self.peers.looked_at.is_some_and(|at| at.elapsed() < LOOK_PAUSE);
+        if self.peers.version == Some(version) || (is_early && self.claims.meetings().is_empty()) {
             return;
         }
+        (self.peers.version, self.peers.looked_at) = (Some(version), Some(Instant::now()));
         let selected = Mesh::of(&self.host, &self.view, declared).peers(&self.host);
         if selected != self.peers.selected {
             (self.peers.is_written, self.is_due) = (false, true);
         }
+    }
+
+    /// Whether others have changed their networks, or members of them, and that was too early to be looked at.
+    pub(super) fn is_look_due(&self) -> bool {
+        let is_mesh_new = self.peers.version != Some(self.view.mesh_version());
+        self.declared.is_some() && (is_mesh_new || self.named.0 != Some(self.view.members_version()))
     }
 
     /// Has the host be in the networks of containers that start, and says of which the other hosts are met.
@@ -58,24 +70,27 @@ impl Follower {
         let is_full = Mesh::is_full_in(&self.view);
         self.peers.met.retain(|network| is_full || own.contains(network.as_str()));
         let asked = self.claims.meetings();
+        for network in self.claims.take_entered() {
+            self.publisher.enter(&network, !own.contains(network.as_str()));
+        }
         let Some(declared) = self.declared.as_ref().filter(|_| !asked.is_empty()) else {
             // Nothing was followed yet, as where etcd is away from the beginning: nobody is waited for.
-            return self.claims.set_met(self.peers.met.iter().cloned().chain(asked).collect());
+            return self.claims.set_met(self.peers.met.clone(), &asked);
         };
         let mesh = Mesh::of(&self.host, &self.view, declared);
         // Without etcd nobody is met, and nobody is waited for.
-        let is_away = self.behind.is_some() || self.standing.is_none();
-        let (mut met, mut for_now, mut connected) = (Vec::new(), Vec::new(), None);
+        let is_away = self.behind.is_some() || self.standing.is_none() || self.check_identity().is_err();
+        let (mut met, mut for_now, mut connected) = (Vec::new(), BTreeSet::new(), None);
         for network in asked {
             // Of no network of the cluster's: it is the router's to refuse it.
             let Some(others) = mesh.members_by(&network, &self.host) else {
-                for_now.push(network);
+                for_now.insert(network);
                 continue;
             };
             let is_in = own.contains(network.as_str());
             self.publisher.enter(&network, !is_in);
             if is_away || others.is_empty() {
-                for_now.push(network);
+                for_now.insert(network);
                 continue;
             }
             let is_ready = (is_full || is_in) && self.peers.is_written && !self.publisher.is_naming();
@@ -84,7 +99,7 @@ impl Follower {
             }
         }
         self.peers.met.extend(met);
-        self.claims.set_met(self.peers.met.iter().cloned().chain(for_now).collect());
+        self.claims.set_met(self.peers.met.clone(), &for_now);
     }
 
     /// Whether the router is connected to all of these that have become peers a short time ago.

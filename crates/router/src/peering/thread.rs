@@ -323,6 +323,7 @@ impl Thread {
         while let Some(output) = self.state.poll_output() {
             self.is_changed = true;
             match output {
+                Output::Dial(host) if self.dials.contains(&host) => {}
                 Output::Dial(host) => self.dials.push_back(host),
                 Output::Close(connection) => {
                     self.remove_link(now, connection);
