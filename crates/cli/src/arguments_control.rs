@@ -217,6 +217,17 @@ pub enum Cluster {
         /// Addresses of the network `default`, of which hosts that join get a part [default: 10.111.0.0/16]
         #[arg(long, value_name = "CIDR")]
         pool: Option<String>,
+        /// Take blocks of addresses back from a host that is silent for so long: 20s to 365d, or never [default: 24h]
+        #[arg(long, value_name = "TIME", value_parser = parse_reclaim_after)]
+        reclaim_after: Option<ReclaimAfter>,
+        #[command(flatten)]
+        of: OfCluster,
+    },
+    /// Change what `init` has set
+    Set {
+        /// Take blocks of addresses back from a host that is silent for so long: 20s to 365d, or never
+        #[arg(long, value_name = "TIME", required = true, value_parser = parse_reclaim_after)]
+        reclaim_after: ReclaimAfter,
         #[command(flatten)]
         of: OfCluster,
     },
@@ -297,7 +308,29 @@ pub enum TokenAction {
     },
 }
 
+/// Seconds; `None`: never.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReclaimAfter(pub Option<u64>);
+
+fn parse_reclaim_after(text: &str) -> Result<ReclaimAfter, String> {
+    if text == "never" {
+        return Ok(ReclaimAfter(None));
+    }
+    match parse_long_time(text)?.as_secs() {
+        seconds if freeflow_cluster::RECLAIM_AFTER_S.contains(&seconds) => Ok(ReclaimAfter(Some(seconds))),
+        _ => Err("write a time from 20s to 365d, or never".into()),
+    }
+}
+
 fn parse_token_time(text: &str) -> Result<Duration, String> {
+    match parse_long_time(text)? {
+        Duration::ZERO => Err("a token that is good for no time is none".into()),
+        time if time > freeflow_cluster::TOKEN_TIME_MAX => Err("a token is good for 30d at most".into()),
+        time => Ok(time),
+    }
+}
+
+fn parse_long_time(text: &str) -> Result<Duration, String> {
     let (digits, unit) = text.split_at_checked(text.len().saturating_sub(1)).unwrap_or_default();
     let unit_s = match unit {
         "s" => 1,
@@ -307,12 +340,7 @@ fn parse_token_time(text: &str) -> Result<Duration, String> {
         _ => return Err("a time has a unit: s, m, h or d".into()),
     };
     let count: u32 = digits.parse().map_err(|_| "not a time, like 24h".to_string())?;
-    let time = Duration::from_secs(u64::from(count) * unit_s);
-    match time {
-        Duration::ZERO => Err("a token that is good for no time is none".into()),
-        time if time > freeflow_cluster::TOKEN_TIME_MAX => Err("a token is good for 30d at most".into()),
-        time => Ok(time),
-    }
+    Ok(Duration::from_secs(u64::from(count) * unit_s))
 }
 
 #[cfg(test)]
@@ -323,6 +351,12 @@ mod tests {
     fn the_time_of_a_token_has_a_unit() {
         for (text, seconds) in [("90s", 90), ("30m", 1800), ("24h", 86_400), ("30d", 30 * 86_400)] {
             assert_eq!(parse_token_time(text), Ok(Duration::from_secs(seconds)), "{text}");
+        }
+        for (text, seconds) in [("20s", Some(20)), ("365d", Some(365 * 86_400)), ("never", None)] {
+            assert_eq!(parse_reclaim_after(text), Ok(ReclaimAfter(seconds)), "{text}");
+        }
+        for bad in ["", "19s", "366d", "Never", "0", "-1h"] {
+            assert!(parse_reclaim_after(bad).is_err(), "{bad}");
         }
         for bad in ["", "h", "24", "0h", "31d", "-1h", "1.5h", "4294967296d", "1\u{e9}"] {
             assert!(parse_token_time(bad).is_err(), "{bad}");

@@ -10,15 +10,17 @@ use crate::publisher::Publisher;
 use freeflow_cluster::mirror::{Target, Wanted, carry_out, own_objects, present_of};
 use freeflow_cluster::{
     Admission, ClusterFile, Controller, Follow, Followed, HostRecord, Identity, Named, News, Peer, PeersOf, Pending,
-    Problem, Report, View, named, place_vnics,
+    Problem, Reclaimed, Report, View, named, place_vnics,
 };
 use freeflow_hostnet::run_dir::{RunDir, Settings};
 use freeflow_orchestrator::objects::{AnyObject, ObjectKind, parse_object};
 use freeflow_orchestrator::{Revision, State, is_clusters};
+use freeflow_shm::boottime_ns;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+mod lease;
 mod vnics;
 
 /// The channel between routers, as the peers file has it by default.
@@ -104,6 +106,8 @@ struct Follower {
     renewal_said: Option<String>,
     /// The last words of the part that gives blocks.
     control_said: Option<String>,
+    /// And of the part that takes back what silent hosts have.
+    reclaim_said: Option<String>,
     /// The router has not read the peers file as it is.
     is_reload_due: bool,
     /// News that were not carried out.
@@ -123,6 +127,7 @@ struct Follower {
     /// The version of others' vNICs that containers here have the names of, and those.
     named: (Option<u64>, Option<Vec<Named>>),
     vnics: vnics::OwnVnics,
+    lease: lease::OwnLease,
     claims: Claims,
 }
 
@@ -200,7 +205,8 @@ impl Follower {
             reported: Vec::new(),
             declared: None,
             vnics: Default::default(),
-            report: Report::start(&file, &settings.host)?,
+            lease: lease::OwnLease::new(),
+            report: Report::start(&file, &settings.host, boottime_ns)?,
             publisher: Publisher::start(run_dir, &settings.host)?,
             view: View::new(&file.root),
             pending: Pending::new(&file.root),
@@ -213,6 +219,7 @@ impl Follower {
             carried: Default::default(),
             controlled: None,
             control_said: None,
+            reclaim_said: None,
             run_dir: RunDir::new(run_dir.path())?,
             host: settings.host.clone(),
             is_reload_due: true,
@@ -251,6 +258,7 @@ impl Follower {
             let why = self.behind.as_ref().map_or("no answer yet", |(_, why)| why);
             return self.say(vec![Problem::new(format!("etcd does not answer: {why}"))]);
         }
+        self.is_due |= self.is_look_due();
         let after = if self.reported.is_empty() { WHOLE } else { AGAIN };
         let has_news = self.let_go().unwrap_or_else(|failure| {
             log(&failure.to_string());
@@ -266,12 +274,14 @@ impl Follower {
         } else if has_news {
             self.tell();
         }
+        self.extend_lease();
         let behind = self.behind.as_ref().filter(|(since, _)| since.elapsed() > ELECTION_TIME);
         let away = behind.map(|(_, why)| Problem::new(format!("etcd does not answer: {why}")));
-        self.say(self.reported.iter().cloned().chain(away).collect());
+        self.say(self.reported.iter().cloned().chain(away).chain(self.lease.problem()).collect());
         self.answer_claims();
         self.name_others();
         self.control();
+        self.reclaim();
         self.admit();
         self.renew();
     }
@@ -294,7 +304,7 @@ impl Follower {
         self.connected_at = Instant::now();
         let renewed =
             ClusterFile::read(self.run_dir.settings().and_then(|last| last.cluster).unwrap_or_default().as_path())
-                .and_then(|file| Ok((Follow::start(&file)?, Report::start(&file, &self.host)?, file)));
+                .and_then(|file| Ok((Follow::start(&file)?, Report::start(&file, &self.host, boottime_ns)?, file)));
         match renewed {
             Ok(renewed) => {
                 (self.follow, self.report, self.file) = renewed;
@@ -323,6 +333,22 @@ impl Follower {
             log(text);
         }
         self.control_said = said;
+    }
+
+    /// Blocks and vNICs of hosts that are silent for too long are taken back, where this one gives them.
+    fn reclaim(&mut self) {
+        if !self.file.controller || self.behind.is_some() || self.check_identity().is_err() {
+            return;
+        }
+        let done = Controller::reclaim(&self.file, &self.view, Instant::now());
+        let error = done.as_ref().err().map(|error| format!("can't take back what silent hosts have: {error}"));
+        for Reclaimed { host, blocks, vnics } in done.unwrap_or_default() {
+            log(&format!("the host {host} is silent for too long: {blocks} blocks and {vnics} vNICs are taken back"));
+        }
+        if let Some(text) = error.as_ref().filter(|_| error != self.reclaim_said) {
+            log(text);
+        }
+        self.reclaim_said = error;
     }
 
     /// The certificate of a host that has joined, when it is time.
@@ -516,9 +542,11 @@ impl Follower {
         let (revision, ranges) = self.carried.clone();
         let release = env!("CARGO_PKG_VERSION").to_owned();
         let record = standing.is_other.then(|| self.record.clone());
+        let before = standing.before;
         let (problems, vnics, claims) = (self.reported.clone(), self.held(), self.claimed());
-        let followed = Followed { revision, ranges, vnics, claims, release, at_s: 0, problems };
-        self.report.say(record, standing.before, followed);
+        let reclaim_after_s = self.reclaim_after_s();
+        let followed = Followed { revision, ranges, vnics, claims, reclaim_after_s, release, at_s: 0, problems };
+        self.report.say(record, before, followed);
     }
 
     /// In the log, where it is another than before.

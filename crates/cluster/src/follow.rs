@@ -2,9 +2,10 @@
 use crate::ClusterError;
 use crate::file::ClusterFile;
 use crate::keys::{FOLLOWED, RECORD};
+use crate::lease::lease_time;
 use crate::records::{Followed, HostRecord, now_s};
 use freeflow_etcd::{Client, Follower, News};
-use freeflow_orchestrator::store::{Compare, StoreError, Transaction, Write};
+use freeflow_orchestrator::store::{Committed, Compare, StoreError, Transaction, Write};
 use freeflow_orchestrator::{Revision, Store};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::thread;
@@ -18,6 +19,8 @@ pub const HEARTBEAT: Duration = Duration::from_secs(30);
 const CLAIM_BEAT: Duration = Duration::from_secs(5);
 /// A claim that was not said again for so long does not count.
 pub(crate) const CLAIM_TIME: Duration = Duration::from_secs(3 * CLAIM_BEAT.as_secs());
+/// So often in the time of a lease.
+const BEAT_COUNT: u32 = 5;
 /// After a failure.
 const RETRY: Duration = Duration::from_secs(3);
 
@@ -96,27 +99,47 @@ struct Words {
     /// When that was written which is there; `None`: none is.
     before: Option<Revision>,
     followed: Followed,
+    /// [`Report::keep_lease`].
+    lease_s: Option<u64>,
 }
 
 /// A host's words about itself, written by a thread of its own: etcd may take its time.
 pub struct Report {
     words: Sender<Words>,
-    errors: Receiver<Option<String>>,
+    done: Receiver<Result<Option<Acknowledged>, String>>,
     last_error: Option<String>,
+    last: Option<Acknowledged>,
+    lease_s: Option<u64>,
+}
+
+/// Words of a host that etcd has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Acknowledged {
+    /// When it began to write them, by the clock that [`Report::start`] was given, nanoseconds.
+    pub began_ns: u64,
+    /// etcd's, by which they are there.
+    pub revision: Revision,
+    /// [`Followed::reclaim_after_s`], as it is in them.
+    pub reclaim_after_s: Option<u64>,
 }
 
 impl Report {
-    /// Of the host with this name.
+    /// Of the host with this name; `clock_ns`: one that counts, also while the machine sleeps, nanoseconds.
     ///
     /// # Errors
     /// No thread.
-    pub fn start(file: &ClusterFile, host: &str) -> Result<Self, ClusterError> {
+    pub fn start(file: &ClusterFile, host: &str, clock_ns: fn() -> u64) -> Result<Self, ClusterError> {
         let (words, from) = channel();
-        let (errors_of, errors) = channel();
+        let (done_of, done) = channel();
         let (file, root) = (file.clone(), file.keys().host(host));
-        let body = move || write_all(&file, &root, &from, &errors_of);
+        let body = move || write_all(&file, &root, (&from, &done_of), clock_ns);
         thread::Builder::new().name("ff-report".into()).spawn(body).map_err(|error| no_thread(&error))?;
-        Ok(Self { words, errors, last_error: None })
+        Ok(Self { words, done, last_error: None, last: None, lease_s: None })
+    }
+
+    /// Words are repeated often enough for a lease of so many seconds, also where they name no time any more.
+    pub fn keep_lease(&mut self, reclaim_after_s: Option<u64>) {
+        self.lease_s = reclaim_after_s;
     }
 
     /// Says it, and goes on saying it, as long as the host's record is the one that was written `before` (`None`: it is
@@ -124,19 +147,41 @@ impl Report {
     /// where one is given.
     pub fn say(&self, record: Option<HostRecord>, before: Option<Revision>, followed: Followed) {
         // The thread lives as long as this.
-        let _ = self.words.send(Words { record, before, followed: followed.bounded() });
+        let _ = self.words.send(Words { record, before, followed: followed.bounded(), lease_s: self.lease_s });
     }
 
     /// Why the last attempt failed; `None`: it did not.
     pub fn error(&mut self) -> Option<&str> {
-        if let Some(last) = self.errors.try_iter().last() {
-            self.last_error = last;
-        }
+        self.look();
         self.last_error.as_deref()
+    }
+
+    /// The last words that etcd has.
+    pub fn acknowledged(&mut self) -> Option<Acknowledged> {
+        self.look();
+        self.last
+    }
+
+    fn look(&mut self) {
+        for done in self.done.try_iter() {
+            match done {
+                Ok(done) => (self.last_error, self.last) = (None, done.or(self.last)),
+                Err(error) => self.last_error = Some(error),
+            }
+        }
     }
 }
 
-fn write_all(file: &ClusterFile, root: &str, words: &Receiver<Words>, errors: &Sender<Option<String>>) {
+/// A host whose blocks can be taken back speaks several times before.
+fn beat(words: &Words) -> Duration {
+    let usual = if words.followed.claims.is_empty() { HEARTBEAT } else { CLAIM_BEAT };
+    let leases = [words.followed.reclaim_after_s, words.lease_s].into_iter().flatten();
+    leases.map(|seconds| lease_time(Duration::from_secs(seconds)) / BEAT_COUNT).fold(usual, Duration::min)
+}
+
+type Done = Sender<Result<Option<Acknowledged>, String>>;
+
+fn write_all(file: &ClusterFile, root: &str, (words, done): (&Receiver<Words>, &Done), clock_ns: fn() -> u64) {
     let (mut last, mut wait) = (None::<Words>, HEARTBEAT);
     let mut store = None;
     loop {
@@ -145,9 +190,10 @@ fn write_all(file: &ClusterFile, root: &str, words: &Receiver<Words>, errors: &S
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
-        let Some(Words { record, before, followed }) = &mut last else { continue };
+        let Some(Words { record, before, followed, .. }) = &mut last else { continue };
         followed.at_s = now_s();
-        let mut write = || -> Result<(), ClusterError> {
+        let (began_ns, reclaim_after_s) = (clock_ns(), followed.reclaim_after_s);
+        let mut write = || -> Result<Option<Acknowledged>, ClusterError> {
             let store = match &mut store {
                 Some(store) => store,
                 None => store.insert(file.store(root)?),
@@ -160,20 +206,21 @@ fn write_all(file: &ClusterFile, root: &str, words: &Receiver<Words>, errors: &S
             }
             // In a conflict the record is another one, of which news come: nothing is said until then.
             let compares = vec![Compare { key: RECORD.into(), modified: *before }];
-            store.commit(&Transaction { compares, writes })?;
-            Ok(())
+            Ok(match store.commit(&Transaction { compares, writes })? {
+                Committed::Done(revision) => Some(Acknowledged { began_ns, revision, reclaim_after_s }),
+                Committed::Conflict(_) => None,
+            })
         };
-        let error = write().err();
-        wait = match &error {
-            Some(_) => RETRY,
-            None if last.as_ref().is_some_and(|words| !words.followed.claims.is_empty()) => CLAIM_BEAT,
-            None => HEARTBEAT,
+        let written = write();
+        wait = match &written {
+            Err(_) => RETRY,
+            Ok(_) => last.as_ref().map_or(HEARTBEAT, beat),
         };
-        if error.is_some() {
+        if written.is_err() {
             // Certificates are read anew with the next one.
             store = None;
         }
-        if errors.send(error.map(|error| error.to_string())).is_err() {
+        if done.send(written.map_err(|error| error.to_string())).is_err() {
             return;
         }
     }

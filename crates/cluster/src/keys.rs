@@ -5,10 +5,14 @@ use freeflow_orchestrator::KEY_PREFIX;
 /// Key of each part's data under its root, as [`freeflow_etcd::EtcdStore`] has them.
 const DATA: &str = "data/";
 pub(crate) const IDENTITY: &str = "identity";
+/// Beside the identity.
+pub(crate) const RECLAIM_AFTER: &str = "reclaimAfter";
 pub(crate) const RECORD: &str = "record";
 pub(crate) const FOLLOWED: &str = "followed";
 /// Before the number of a part.
 const VNICS: &str = "vnics/";
+/// Before the name of a host, among the blocks: no network has such a name.
+const RECLAIMED: &str = ".reclaimed";
 /// Written by each transaction of a part that has several writers, on condition that nobody else has: so they take
 /// turns, and each has seen all that came before.
 pub(crate) const SERIAL: &str = "serial";
@@ -25,6 +29,8 @@ pub(crate) struct Keys {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Meaning<'a> {
     Identity,
+    /// After how long a silence a host's blocks are taken back.
+    ReclaimAfter,
     /// Its key in the store of declared objects.
     Declared(&'a str),
     /// Written with each change of them.
@@ -40,6 +46,8 @@ pub(crate) enum Meaning<'a> {
         network: &'a str,
         host: &'a str,
     },
+    /// All blocks and places of this host were taken back, as long as its last word is the one that the value names.
+    Reclaimed(&'a str),
     /// Of the vNIC of this name.
     OfVnic(&'a str),
 }
@@ -68,6 +76,11 @@ impl Keys {
 
     pub fn host(&self, name: &str) -> String {
         format!("{}/hosts/{name}", self.root)
+    }
+
+    /// Key of a host's word, whole.
+    pub fn followed_of(&self, host: &str) -> String {
+        format!("{}/{DATA}{FOLLOWED}", self.host(host))
     }
 
     pub fn blocks(&self) -> String {
@@ -120,10 +133,14 @@ impl Keys {
         let data = rest.strip_prefix(DATA)?;
         match part {
             "cluster" if data == IDENTITY => Some(Meaning::Identity),
+            "cluster" if data == RECLAIM_AFTER => Some(Meaning::ReclaimAfter),
             "declared" if data == SERIAL => Some(Meaning::DeclaredSerial),
             "declared" if data.starts_with(KEY_PREFIX) => Some(Meaning::Declared(data)),
             "places" if data != SERIAL => Some(Meaning::OfVnic(data)),
-            "blocks" => data.split_once('/').map(|(network, host)| Meaning::Block { network, host }),
+            "blocks" => data.split_once('/').map(|of| match of {
+                (RECLAIMED, host) => Meaning::Reclaimed(host),
+                (network, host) => Meaning::Block { network, host },
+            }),
             _ => None,
         }
     }
@@ -132,6 +149,10 @@ impl Keys {
 /// Of a part of what a host says of its vNICs.
 pub(crate) fn vnics_key(part: usize) -> String {
     format!("{VNICS}{part}")
+}
+
+pub(crate) fn reclaimed_key(host: &str) -> String {
+    format!("{RECLAIMED}/{host}")
 }
 
 pub(crate) fn block_key(network: &str, host: &str) -> String {
@@ -146,10 +167,12 @@ mod tests {
     fn each_key_has_its_meaning() {
         let keys = Keys::new("/freeflow/");
         assert_eq!((keys.root(), keys.prefix().as_str()), ("/freeflow", "/freeflow/"));
+        assert_eq!(keys.meaning(&keys.followed_of("h1")), Some(Meaning::Followed("h1")));
         let declared = format!("{}/data/{KEY_PREFIX}networks/red", keys.declared());
         let object = format!("{KEY_PREFIX}networks/red");
         for (key, place) in [
             ("/freeflow/cluster/data/identity", Some(Meaning::Identity)),
+            ("/freeflow/cluster/data/reclaimAfter", Some(Meaning::ReclaimAfter)),
             (&declared, Some(Meaning::Declared(&object))),
             ("/freeflow/declared/data/serial", Some(Meaning::DeclaredSerial)),
             ("/freeflow/declared/receipts/1/2", None),
@@ -160,6 +183,7 @@ mod tests {
             ("/freeflow/hosts/h1/receipts/x", None),
             ("/freeflow/blocks/data/red/h1", Some(Meaning::Block { network: "red", host: "h1" })),
             ("/freeflow/blocks/data/serial", None),
+            ("/freeflow/blocks/data/.reclaimed/h1", Some(Meaning::Reclaimed("h1"))),
             ("/freeflow/places/data/database", Some(Meaning::OfVnic("database"))),
             ("/freeflow/places/data/serial", None),
             ("/freeflower/cluster/data/identity", None),

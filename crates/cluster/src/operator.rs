@@ -5,10 +5,10 @@ use crate::blocks::{Controller, floating_part};
 use crate::file::ClusterFile;
 use crate::follow::Follow;
 use crate::in_parts::{Name, Partly, checked_parts, is_many, name_of};
-use crate::keys::{FOLLOWED, IDENTITY, RECORD, SERIAL, vnics_key};
+use crate::keys::{FOLLOWED, IDENTITY, RECLAIM_AFTER, RECORD, SERIAL, vnics_key};
 use crate::peers::own_ranges;
 use crate::places::{self, Move, holder_of, move_vnic};
-use crate::records::{Identity, VERSION, is_host_name, now_s};
+use crate::records::{Identity, RECLAIM_AFTER_S, VERSION, is_host_name, now_s};
 use crate::turns::{serial_in, serial_write};
 use crate::view::{View, places_in, state_of};
 use crate::vnics::VNICS_PART_COUNT;
@@ -54,21 +54,30 @@ impl Operator {
     /// # Errors
     /// etcd did not do it.
     pub fn init(file: &ClusterFile, id: &str) -> Result<(Identity, bool), ClusterError> {
-        Self::init_with(file, id, None)
+        Self::init_with(file, id, None, None)
     }
 
-    /// The same, with the addresses of the network `default`.
+    /// The same, with the addresses of the network `default`, and the time after which blocks of silent hosts are taken
+    /// back.
     ///
     /// # Errors
     /// etcd did not do it.
-    pub fn init_with(file: &ClusterFile, id: &str, pool: Option<Pool>) -> Result<(Identity, bool), ClusterError> {
+    pub fn init_with(
+        file: &ClusterFile,
+        id: &str,
+        pool: Option<Pool>,
+        reclaim_after_s: Option<u64>,
+    ) -> Result<(Identity, bool), ClusterError> {
         let mut store = file.store(&file.keys().cluster())?;
         let pool = pool.map(|pool| pool.to_string());
         let identity = Identity { id: id.into(), version: VERSION, restored: 0, pool };
         let value = serde_json::to_vec(&identity).expect("an identity is encodable");
         let transaction = Transaction {
             compares: vec![Compare { key: IDENTITY.into(), modified: None }],
-            writes: vec![Write { key: IDENTITY.into(), value: Some(value), lease: None }],
+            writes: vec![
+                Write { key: IDENTITY.into(), value: Some(value), lease: None },
+                reclaim_after(reclaim_after_s)?,
+            ],
         };
         match store.commit(&transaction)? {
             Committed::Done(_) => Ok((identity, true)),
@@ -88,6 +97,18 @@ impl Operator {
         let value = serde_json::to_vec(&identity).expect("an identity is encodable");
         let writes = vec![Write { key: IDENTITY.into(), value: Some(value), lease: None }];
         store.commit(&Transaction { compares: Vec::new(), writes })?;
+        Ok(())
+    }
+
+    /// Blocks of a host that is silent for so long are taken back from now on, seconds; `None`: never. Of a host that
+    /// has not heard of a shorter time, the longer one counts.
+    ///
+    /// # Errors
+    /// `Refused`: no such time. `Absent`, or etcd did not do it.
+    pub fn set_reclaim_after(file: &ClusterFile, seconds: Option<u64>) -> Result<(), ClusterError> {
+        let mut store = file.store(&file.keys().cluster())?;
+        identity_in(file, &store)?;
+        store.commit(&Transaction { compares: Vec::new(), writes: vec![reclaim_after(seconds)?] })?;
         Ok(())
     }
 
@@ -373,6 +394,15 @@ impl Operator {
 /// It may have been done, or be done yet.
 fn is_doubtful(error: &ClusterError) -> bool {
     matches!(error, ClusterError::Store(StoreError::Unknown(_)))
+}
+
+fn reclaim_after(seconds: Option<u64>) -> Result<Write, ClusterError> {
+    if seconds.is_some_and(|seconds| !RECLAIM_AFTER_S.contains(&seconds)) {
+        let (least, most) = (RECLAIM_AFTER_S.start(), RECLAIM_AFTER_S.end());
+        return Err(Refusal::new(Reason::Invalid, format!("reclaimAfter: {least} to {most} seconds, or never")).into());
+    }
+    let value = seconds.map_or("never".into(), |seconds| seconds.to_string()).into_bytes();
+    Ok(Write { key: RECLAIM_AFTER.into(), value: Some(value), lease: None })
 }
 
 fn identity_in(file: &ClusterFile, store: &EtcdStore) -> Result<Identity, ClusterError> {

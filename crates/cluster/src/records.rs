@@ -4,6 +4,7 @@ use freeflow_orchestrator::{Pool, name_is_good};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::ops::RangeInclusive;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Of a host's problems that are kept.
@@ -18,6 +19,11 @@ pub(crate) const PLACE_COUNT_MAX: usize = 1000;
 const REFUSED_COUNT_MAX: usize = 64;
 /// Longest name of a host in a peers file.
 const HOST_NAME_BYTES_MAX: usize = 64;
+
+/// Shortest and longest time of silence after which blocks are taken back, seconds. A host speaks several times in it.
+pub const RECLAIM_AFTER_S: RangeInclusive<u64> = 20..=365 * 86_400;
+/// The usual one: a day.
+pub const RECLAIM_AFTER_DEFAULT_S: u64 = 86_400;
 
 /// Of the layout of keys.
 pub(crate) const VERSION: u32 = 1;
@@ -71,6 +77,10 @@ pub struct Followed {
     /// vNICs of the cluster's that it asks for, each with a number that no other claim of the host has.
     #[serde(default)]
     pub claims: BTreeMap<String, u64>,
+    /// The host's router stops its vNICs when the host has not reached etcd for so long, less a margin, seconds: then
+    /// its blocks can be taken back. Without it they stay its.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reclaim_after_s: Option<u64>,
     /// Release of FreeFlow.
     #[serde(default)]
     pub release: String,

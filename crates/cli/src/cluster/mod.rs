@@ -17,7 +17,7 @@ pub use process::{end, log_file, note_problems, note_state, problems, record, ro
 pub use views::vnics;
 
 use crate::arguments::Format;
-use crate::arguments_control::{Cluster, OfCluster};
+use crate::arguments_control::{Cluster, OfCluster, ReclaimAfter};
 use crate::control::api::{EXIT_PARTLY, Refusal, Trouble};
 use crate::control::changes::{declared, list_of};
 use crate::control::columns::SILENCE_S;
@@ -55,7 +55,14 @@ impl From<ClusterError> for Failure {
 pub fn cluster(run_dir: &RunDir, action: Cluster) -> Result<()> {
     match action {
         Cluster::Authority(asked) => tokens::authority(&asked),
-        Cluster::Init { pool, of } => tokens::init(&file_as_it_is(run_dir, of.cluster)?, pool.as_deref()),
+        Cluster::Init { pool, reclaim_after, of } => {
+            tokens::init(&file_as_it_is(run_dir, of.cluster)?, pool.as_deref(), reclaim_after)
+        }
+        Cluster::Set { reclaim_after: ReclaimAfter(seconds), of } => {
+            Operator::set_reclaim_after(&file(run_dir, &of)?, seconds)?;
+            output::line(reclaims(seconds));
+            Ok(())
+        }
         Cluster::Token(action) => tokens::tokens(run_dir, action),
         Cluster::Status { of, output } => status(&file(run_dir, &of)?, output.format),
         Cluster::Remove { host, of } => {
@@ -70,6 +77,17 @@ pub fn cluster(run_dir: &RunDir, action: Cluster) -> Result<()> {
             Ok(())
         }
         Cluster::Follow => unreachable!("it was dispatched before"),
+    }
+}
+
+/// For people.
+fn reclaims(after_s: Option<u64>) -> String {
+    match after_s {
+        Some(seconds) => format!(
+            "Blocks of a host that is silent for {} are taken back; its vNICs are stopped before.",
+            output::duration(seconds)
+        ),
+        None => "Blocks of a host that is silent stay its, until it is removed.".into(),
     }
 }
 
@@ -128,12 +146,16 @@ struct HostStatus {
     revision: Option<u64>,
     /// Since it last said something, by the clock here and there.
     age_s: Option<u64>,
+    /// Its blocks and declared vNICs were taken back, since it was silent for too long.
+    reclaimed: bool,
     problems: Vec<Problem>,
 }
 
 #[derive(Serialize)]
 struct Status {
     cluster: String,
+    /// Blocks of a host that is silent for so long are taken back, seconds; null: never.
+    reclaim_after_s: Option<u64>,
     /// Of etcd's.
     revision: u64,
     /// The last one that changed what is declared.
@@ -149,6 +171,7 @@ fn host_status(name: &str, view: &View, now_s: u64) -> HostStatus {
         record,
         revision: followed.map(|followed| followed.revision),
         age_s: followed.map(|followed| now_s.saturating_sub(followed.at_s)),
+        reclaimed: view.is_reclaimed(name),
         problems: followed.map(|followed| followed.problems.clone()).unwrap_or_default(),
     }
 }
@@ -159,6 +182,7 @@ fn status(file: &ClusterFile, format: Format) -> Result<()> {
     let names: BTreeSet<&String> = view.hosts().keys().chain(view.followed().keys()).collect();
     let status = Status {
         cluster: view.identity()?.id.clone(),
+        reclaim_after_s: view.reclaim_after_s(),
         revision: view.revision().0,
         declared_revision: view.declared_revision().0,
         hosts: names.into_iter().map(|name| host_status(name, &view, now_s)).collect(),
@@ -176,6 +200,7 @@ fn status(file: &ClusterFile, format: Format) -> Result<()> {
             None => "nothing yet",
         };
         let said = match host.age_s {
+            Some(age_s) if host.reclaimed => format!("{} ago: its blocks were taken back", output::duration(age_s)),
             Some(age_s) if age_s > SILENCE_S => format!("{} ago: silent", output::duration(age_s)),
             Some(age_s) => format!("{} ago", output::duration(age_s)),
             None => "-".into(),

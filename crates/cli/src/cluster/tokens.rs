@@ -1,13 +1,13 @@
 //! `freeflow cluster authority`, `init` and `token`: how a cluster begins, and who may join it.
-use super::file;
+use super::{file, reclaims};
 use crate::arguments::Format;
-use crate::arguments_control::{Authority, TokenAction};
+use crate::arguments_control::{Authority, ReclaimAfter, TokenAction};
 use crate::failure::{Failure, Result, fail};
 use crate::record::now_s;
 use crate::{names, output};
 use freeflow_cluster::{
-    AuthorityFiles, CONTROLLER_FILE, ClusterFile, Operator, Token, TokenRecord, TokenTerms, Tokens, Wire, begin_rights,
-    member_name,
+    AuthorityFiles, CONTROLLER_FILE, ClusterFile, Operator, RECLAIM_AFTER_DEFAULT_S, Token, TokenRecord, TokenTerms,
+    Tokens, Wire, begin_rights, member_name,
 };
 use freeflow_hostnet::run_dir::RunDir;
 use freeflow_orchestrator::Pool;
@@ -52,7 +52,7 @@ pub fn authority(asked: &Authority) -> Result<()> {
     Ok(())
 }
 
-pub fn init(file: &ClusterFile, pool: Option<&str>) -> Result<()> {
+pub fn init(file: &ClusterFile, pool: Option<&str>, reclaim_after: Option<ReclaimAfter>) -> Result<()> {
     let parsed = |text: &str| {
         let range = text.parse::<Pool>().ok().filter(|pool| (8..=24).contains(&pool.prefix_length()));
         range.ok_or_else(|| Failure::new(format!("--pool {text:?}: write a range such as 10.111.0.0/16, of /8 to /24")))
@@ -66,12 +66,20 @@ pub fn init(file: &ClusterFile, pool: Option<&str>) -> Result<()> {
         output::line(format!("Rights count in etcd; {made}."));
     }
     let own = file.as_own();
-    let (identity, is_new) = Operator::init_with(&own, &names::digits::<8>()?, pool)?;
+    let after_s = reclaim_after.map_or(Some(RECLAIM_AFTER_DEFAULT_S), |ReclaimAfter(seconds)| seconds);
+    let (identity, is_new) = Operator::init_with(&own, &names::digits::<8>()?, pool, after_s)?;
     let is = if is_new { "is made" } else { "is there already" };
     output::line(format!("Cluster {} {is} in etcd, under {}.", identity.id, file.root));
     if let Some(pool) = pool.filter(|pool| identity.pool != Some(pool.to_string())) {
         let kept = identity.pool.as_deref().unwrap_or(freeflow_cluster::DEFAULT_POOL);
         fail!("--pool {pool}: the cluster that is there has {kept} for the network default, and keeps that");
+    }
+    match reclaim_after {
+        Some(_) if !is_new => {
+            fail!("--reclaim-after: the cluster that is there keeps its own; freeflow cluster set changes it");
+        }
+        _ if is_new => output::line(reclaims(after_s)),
+        _ => {}
     }
     if file.authority.is_none() && file.cacert.is_some() {
         output::line("Next, on each host: freeflow up --cluster FILE --address IP --range CIDR --host NAME");

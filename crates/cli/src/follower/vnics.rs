@@ -268,7 +268,7 @@ impl Follower {
         let is_placed = self.view.places().get(name).is_some_and(|(at, place)| {
             place.host == self.host && place.next.is_none() && self.memory.released.get(name) != Some(&at.0)
         });
-        is_placed && self.vnics.present.contains(name)
+        is_placed && self.vnics.present.contains(name) && !self.lease.is_over()
     }
 
     /// Says what the claims of this host's callers come to.
@@ -302,6 +302,9 @@ impl Follower {
             let why = format!("etcd does not answer, so it is not to be had from another host: {why}");
             let is_brief = since.elapsed() < ELECTION_TIME;
             return if is_brief { Answer::Later(why) } else { Answer::Refused(why) };
+        }
+        if let Some(problem) = self.lease.problem() {
+            return Answer::Later(problem.message);
         }
         if self.standing.is_none() {
             return Answer::Later("this host does not follow the cluster just now; see freeflow cluster status".into());

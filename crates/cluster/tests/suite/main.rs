@@ -4,6 +4,7 @@
 mod common;
 mod given;
 mod joining;
+mod leases;
 mod mirroring;
 mod on_etcd;
 mod peers_and_blocks;

@@ -40,7 +40,7 @@ fn refusal(result: Result<impl Sized, ClusterError>) -> Reason {
 
 /// A host says that it is there, and how far it has come.
 pub fn say(file: &ClusterFile, name: &str, number: u8, revision: u64, ranges: &[(&str, &str)]) {
-    let mut report = Report::start(file, name).expect("a thread");
+    let mut report = Report::start(file, name, || 0).expect("a thread");
     let operator = Operator::open(file).expect("a cluster");
     let before = operator.view().expect("read").hosts().get(name).map(|(revision, _)| *revision);
     let ranges = ranges.iter().map(|(network, range)| (network.to_string(), range.to_string())).collect();
@@ -239,7 +239,7 @@ fn networks_of_a_cluster_have_addresses_of_their_own() {
         assert_eq!(refusal(operator.change(&apply(objects), false)), Reason::Conflict);
     }
     // A host that claims everything stops nobody.
-    let mut greedy = Report::start(&file, "h9").expect("a thread");
+    let mut greedy = Report::start(&file, "h9", || 0).expect("a thread");
     greedy.say(Some(HostRecord { default_range: "10.0.0.0/8".into(), ..record(9) }), None, Followed::default());
     until("it is said", || {
         let view = operator.view().map_err(|error| error.to_string())?;
@@ -255,7 +255,7 @@ fn a_host_that_was_removed_says_nothing_any_more() {
     let etcd = Cluster::start(1, &[]);
     let file = file(&etcd, None);
     let mut operator = init(&file);
-    let mut report = Report::start(&file, "h1").expect("a thread");
+    let mut report = Report::start(&file, "h1", || 0).expect("a thread");
     report.say(Some(record(1)), None, Followed::default());
     let before = until("it is said", || {
         let view = operator.view().map_err(|error| error.to_string())?;
@@ -328,7 +328,7 @@ fn a_host_writes_of_itself_alone() {
     denied(as_host.change(&apply(vec![network("blue", "10.51.0.0/24")]), false).map(drop));
     denied(as_host.change(&delete(ObjectKind::Network, "red"), false).map(drop));
     denied(Controller::run(&own, &as_host.view().expect("read")).map(drop));
-    let mut report = Report::start(&own, "h2").expect("a thread");
+    let mut report = Report::start(&own, "h2", || 0).expect("a thread");
     report.say(Some(record(2)), None, Followed::default());
     until("it is refused", || match report.error() {
         Some(error) if error.contains("permission denied") => Ok(()),
@@ -431,7 +431,7 @@ fn a_declared_vnic_has_one_place_whoever_writes_it() {
         Some("10.50.0.224/27")
     );
     let said = |name: &str, followed: Followed| {
-        let mut report = Report::start(&file, name).expect("a thread");
+        let mut report = Report::start(&file, name, || 0).expect("a thread");
         let before = operator.view().expect("read").hosts().get(name).map(|(revision, _)| *revision);
         report.say(None, before, followed.clone());
         until("it is said", || {
