@@ -95,6 +95,8 @@ impl Directory {
     pub fn forget(&self) {
         let _ = fs::remove_file(self.memory_file());
         let _ = fs::remove_file(self.joined_file());
+        // The router's, beside its store: a lease of this cluster is none of the next one.
+        let _ = fs::remove_file(self.0.with_file_name("cluster.lease"));
     }
 
     fn joined_file(&self) -> PathBuf {
