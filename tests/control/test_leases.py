@@ -97,6 +97,7 @@ def test_a_host_that_is_cut_off_stops_its_vnics_before_another_one_has_its_block
     try:
         need(waiting.wait(AFTER_S + 60) == 0 and "fatal" in waiting.output(), waiting.output())
         ended = audited(hosts, 2, "lease ended")
+        need(audited(hosts, 2, "cluster lost") < ended, "the audit log has no word of etcd")
         hosts.wait("the third host has the block", lambda: blocks(hosts, "small").get("host3") == block)
         at, block_count, vnic_count = hosts.wait("the controller says so", lambda: reclaimed(hosts, 2))
         need((block_count, vnic_count) == (2, 1), f"{block_count} {vnic_count}")
@@ -151,6 +152,17 @@ def test_a_router_ends_its_vnics_also_when_its_follower_is_dead(hosts):
     second.freeflow("rm", "-f", container.name, codes=(0, 1))
     again = hosts.wait("containers start there", lambda: second.container("again", "--network", "red"))
     again.remove()
+
+
+def test_the_audit_log_says_when_etcd_is_away_and_back(hosts):
+    before = audited(hosts, 2, "cluster lost")
+    hosts.lab.cut(2)
+    try:
+        hosts.wait("it is lost", lambda: audited(hosts, 2, "cluster lost") > before)
+    finally:
+        hosts.lab.heal(2)
+    hosts.wait("it is there again", lambda: (audited(hosts, 2, "cluster regained") or 0) > audited(hosts, 2, "cluster lost"))
+    hosts.wait("it has its lease", lambda: not lease(hosts, 2)["isOver"])
 
 
 def test_an_operator_ends_that_for_all_hosts(hosts):

@@ -115,6 +115,8 @@ struct Follower {
     whole_at: Instant,
     /// Since when etcd does not answer, and why.
     behind: Option<(Instant, String)>,
+    /// The router has noted that.
+    noted_away: bool,
     connected_at: Instant,
     /// When it last did, by CLOCK_MONOTONIC.
     heard_ns: u64,
@@ -226,6 +228,7 @@ impl Follower {
             is_due: false,
             whole_at: Instant::now(),
             behind: None,
+            noted_away: false,
             connected_at: Instant::now(),
             heard_ns: freeflow_shm::monotonic_ns(),
             said: Vec::new(),
@@ -250,6 +253,7 @@ impl Follower {
             self.pending.take(&news);
             self.is_due |= self.view.take(news);
         }
+        self.note_away();
         if self.behind.is_some() && self.connected_at.elapsed() > RENEWAL {
             self.connect_anew();
         }
@@ -284,6 +288,19 @@ impl Follower {
         self.reclaim();
         self.admit();
         self.renew();
+    }
+
+    /// The router's audit log says when this host loses its cluster, and has it again.
+    fn note_away(&mut self) {
+        let is_away = self.behind.as_ref().is_some_and(|(since, _)| since.elapsed() > ELECTION_TIME);
+        if is_away == self.noted_away {
+            return;
+        }
+        let path = format!("{BASE}/hosts/{}/cluster", encoded(&self.host));
+        // A router that does not answer is told in the next round.
+        if self.api.put(&path, &json!({"isAway": is_away})).is_ok() {
+            self.noted_away = is_away;
+        }
     }
 
     /// Others' vNICs have names here as far as their hosts are believed to have their addresses.

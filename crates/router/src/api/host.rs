@@ -5,8 +5,8 @@
 //! refusal has its line in the audit log.
 use super::failure::Failure;
 use super::plane::{
-    ApiCall, AwaitWorker, ChangeLease, InjectFaults, PageConnections, PageNetworks, PageQps, PageVnics, PageWire,
-    ReadLease, ReadPeers, ReadRouter, ReloadPeers,
+    ApiCall, AwaitWorker, ChangeLease, InjectFaults, NoteCluster, PageConnections, PageNetworks, PageQps, PageVnics,
+    PageWire, ReadLease, ReadPeers, ReadRouter, ReloadPeers,
 };
 use super::query::{Named, parameters};
 use super::routes::{Answer, Asking, Server, admitted, body_of, change, held, note_refusal, read_turn};
@@ -281,6 +281,28 @@ pub async fn put_lease(
     let stored = stored.unwrap_or_else(|error| Err(std::io::Error::other(error)));
     stored.map_err(|error| Failure::internal(format!("can't keep the lease: {error}")))?;
     lease_status(&server, permit).await
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct SentCluster {
+    is_away: bool,
+}
+
+/// Of the follower, for the audit log.
+pub async fn put_cluster(
+    State(server): Shared,
+    Extension(asking): Extension<Asking>,
+    Named(name): Named<String>,
+    RawQuery(query): RawQuery,
+    request: Request,
+) -> Answer {
+    let permit = begin_change(&server, &asking, "cluster", (&name, "cluster")).await?;
+    let body = body_of(&asking, request).await?;
+    parameters(query.as_deref(), &[])?;
+    let SentCluster { is_away } = parse(body)?;
+    server.link.ask(NoteCluster { is_away }).await?;
+    Ok(done(permit))
 }
 
 async fn lease_status(server: &Server, permit: OwnedSemaphorePermit) -> Answer {

@@ -132,6 +132,10 @@ pub fn add(settings: SchemaSettings, schemas: &mut Map<String, Value>, paths: &m
     if let Some(path) = paths.get_mut(&format!("{BASE}/hosts/{{name}}/lease")) {
         path["put"] = put;
     }
+    let cluster = json!({"type": "object", "additionalProperties": false, "required": ["isAway"],
+        "properties": {"isAway": {"type": "boolean"}}});
+    let put = change("noteCluster", "Of the follower of the cluster: a line in the audit log.", Some(&cluster));
+    paths.insert(format!("{BASE}/hosts/{{name}}/cluster"), json!({"parameters": name, "put": put}));
     let faults = of::<WireFaults>(&mut generator);
     paths.insert(
         format!("{BASE}/hosts/{{name}}/wire/faults"),

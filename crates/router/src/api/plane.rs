@@ -155,6 +155,8 @@ requests! {
     ReadLease {} -> LeaseStatus;
     /// Extends it, ends it, or begins one; the lease to be kept.
     ChangeLease { change: LeaseChange } -> Result<Option<Lease>, Refusal>;
+    /// Notes that the host has lost its cluster, or has it again.
+    NoteCluster { is_away: bool } -> ();
     /// Loses, delays or corrupts packets from now on; `None`: no more.
     InjectFaults { who: Who, faults: Option<WireFaults> } -> Result<(), Refusal>;
     /// Its answer comes when the worker has done what it was asked for before.

@@ -95,6 +95,7 @@ fn subresources() -> Router<Arc<Server>> {
         .route(&of_host("cm"), get(host::connections))
         .route(&of_host("peers"), get(host::peers))
         .route(&of_host("peers/reload"), post(host::reload_peers))
+        .route(&of_host("cluster"), put(host::put_cluster))
         .route(&of_host("lease"), get(host::lease).put(host::put_lease))
         .route(&format!("{BASE}/networks/{{name}}/dataPath"), put(host::put_data_path))
 }

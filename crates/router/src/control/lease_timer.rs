@@ -27,7 +27,8 @@ impl Leasing {
     pub fn new(config: &Config) -> io::Result<Self> {
         let lease = if config.follows_cluster { Lease::load(config.state_dir())? } else { None };
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
-        Ok(Self { lease, boot: boot_id()?, is_over: false, timer: timerfd_create(TimerfdClockId::Boottime, flags)? })
+        let timer = timerfd_create(TimerfdClockId::Boottime, flags)?;
+        Ok(Self { lease, boot: boot_id()?, is_over: false, timer })
     }
 
     pub fn has_ended(&self) -> bool {

@@ -3,7 +3,7 @@
 //!
 //! Stopped at once means at the worker; that they are gone is stored after that, as often as it takes. So a store
 //! that does not answer keeps no address in use.
-use crate::api::plane::{ChangeLease, ReadLease, ReplyTo, Serve};
+use crate::api::plane::{ChangeLease, NoteCluster, ReadLease, ReplyTo, Serve};
 use crate::audit::Entry;
 use crate::base::lease::{Lease, LeaseStatus};
 use crate::base::log::{info, warning};
@@ -127,5 +127,13 @@ impl Serve<ChangeLease> for Control {
     fn serve(&mut self, call: ChangeLease, reply: ReplyTo<Result<Option<Lease>, Refusal>>) {
         let done = self.change_lease(call);
         reply.give(done);
+    }
+}
+
+impl Serve<NoteCluster> for Control {
+    fn serve(&mut self, NoteCluster { is_away }: NoteCluster, reply: ReplyTo<()>) {
+        let what = if is_away { "cluster lost" } else { "cluster regained" };
+        self.audit.note(Entry::Router { what });
+        reply.give(());
     }
 }
