@@ -171,3 +171,18 @@ def test_an_operator_ends_that_for_all_hosts(hosts):
     hosts.wait("routers have no lease to keep", lambda: all(lease(hosts, number)["afterS"] is None for number in HOSTS), 150)
     failure = hosts.as_operator("cluster", "set", "--reclaim-after", "5s", codes=(2,))
     need("20s" in failure, failure)
+
+
+def test_a_backup_is_declared_again_where_nothing_is(hosts):
+    path = hosts.lab.directory / "backup.yaml"
+    path.write_text(hosts.as_operator("cluster", "export"))
+    failure = hosts.as_operator("cluster", "import", path, codes=(3,))
+    need("nothing was changed" in failure and "--force" in failure, failure)
+    printed = hosts.as_operator("cluster", "import", path, "--force")
+    need("network/red unchanged" in printed and "vnic/database unchanged" in printed, printed)
+    hosts.as_operator("delete", "vnic", "database")
+    hosts.wait("networks can be deleted", lambda: "deleted" in hosts.as_operator("delete", "network", "red", "small"))
+    hosts.wait("all is gone", lambda: not blocks(hosts, "red") and not blocks(hosts, "small"))
+    printed = hosts.as_operator("cluster", "import", path)
+    need("network/red created" in printed and "vnic/database created" in printed, printed)
+    hosts.wait("hosts have it", lambda: hosts.network(2, "red"))

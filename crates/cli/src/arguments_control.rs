@@ -246,6 +246,17 @@ pub enum Cluster {
         #[command(flatten)]
         of: OfCluster,
     },
+    /// Declare all that `export` has printed, in a cluster where nothing is declared
+    Import {
+        /// YAML or JSON: a file, a folder of files, or - for standard input
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+        /// Also where something is declared: objects of the file are changed, others stay
+        #[arg(long)]
+        force: bool,
+        #[command(flatten)]
+        of: OfCluster,
+    },
     /// Have hosts follow an etcd that was restored from a backup
     Restored {
         #[command(flatten)]

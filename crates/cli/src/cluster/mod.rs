@@ -76,7 +76,7 @@ pub fn cluster(run_dir: &RunDir, action: Cluster) -> Result<()> {
             output::line("Hosts follow etcd as it is now; look at what is declared: freeflow cluster status");
             Ok(())
         }
-        Cluster::Follow => unreachable!("it was dispatched before"),
+        Cluster::Follow | Cluster::Import { .. } => unreachable!("it was dispatched before"),
     }
 }
 
@@ -132,9 +132,13 @@ pub fn file_of(run_dir: &RunDir, given: Option<PathBuf>) -> Result<ClusterFile> 
 }
 
 fn file_as_it_is(run_dir: &RunDir, given: Option<PathBuf>) -> Result<ClusterFile> {
+    Ok(ClusterFile::read(&path_of(run_dir, given)?)?)
+}
+
+/// The path of that file.
+pub fn path_of(run_dir: &RunDir, given: Option<PathBuf>) -> Result<PathBuf> {
     let given = given.or_else(|| run_dir.settings()?.cluster);
-    let path = given.ok_or_else(|| Failure::new("which cluster: --cluster FILE, or FREEFLOW_CLUSTER").with_code(2))?;
-    Ok(ClusterFile::read(&path)?)
+    given.ok_or_else(|| Failure::new("which cluster: --cluster FILE, or FREEFLOW_CLUSTER").with_code(2))
 }
 
 /// One host of the cluster, as `status` shows it.
