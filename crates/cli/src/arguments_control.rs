@@ -274,6 +274,34 @@ pub enum Cluster {
     Follow,
 }
 
+#[derive(Debug, Subcommand)]
+pub enum HostAction {
+    /// Start no more containers with the cluster's vNICs on a host; those that run go on
+    Drain {
+        #[arg(value_name = "HOST")]
+        host: String,
+        /// Stop those of `freeflow run`, too
+        #[arg(long)]
+        stop: bool,
+        #[command(flatten)]
+        of: OfCluster,
+    },
+    /// Start containers on a host again that was drained
+    Undrain {
+        #[arg(value_name = "HOST")]
+        host: String,
+        #[command(flatten)]
+        of: OfCluster,
+    },
+    /// Forget a host that is gone for good: the same as `freeflow cluster remove`
+    Remove {
+        #[arg(value_name = "HOST")]
+        host: String,
+        #[command(flatten)]
+        of: OfCluster,
+    },
+}
+
 #[derive(Debug, Args)]
 pub struct Authority {
     /// A directory that is not there yet

@@ -478,6 +478,7 @@ impl Follower {
             self.directory.remember(&self.memory)?;
         }
         self.stop_leaving(&mut wanted)?;
+        self.follow_draining()?;
         let mut target = Host { api: &self.api };
         let mut problems = carry_out(&mut target, &wanted).map_err(Failure::new)?;
         self.carried = (self.view.revision().0, ranges_of(&mut target)?);

@@ -14,6 +14,7 @@
 //! distinguished.
 
 use crate::admin::{Admin, Presence};
+use crate::cluster::check_drained;
 use crate::container_names;
 use crate::failure::{Context, Result, fail};
 use crate::fork::in_child;
@@ -93,7 +94,9 @@ pub fn create_runtime(run_dir: &RunDir, wanted: Wanted<'_>) -> Result<()> {
     let library = fs::canonicalize(tools::library()?).context(tools::LIBRARY)?;
     let mut admin = Admin::connect(run_dir)?;
     let vnic = match wanted {
-        Wanted::Network(network) => attach(&mut admin, network, &state, process)?,
+        Wanted::Network(network) => {
+            check_drained(run_dir, network).and_then(|()| attach(&mut admin, network, &state, process))?
+        }
         Wanted::Vnic(name) => hold(run_dir, &mut admin, name, &state, process)?,
     };
     // A network that has a vNIC stays, so this is the one that the vNIC is in.

@@ -5,6 +5,8 @@ use freeflow_orchestrator::KEY_PREFIX;
 /// Key of each part's data under its root, as [`freeflow_etcd::EtcdStore`] has them.
 const DATA: &str = "data/";
 pub(crate) const IDENTITY: &str = "identity";
+/// Before the name of a host, beside the identity.
+const DRAINED: &str = "drained/";
 /// Beside the identity.
 pub(crate) const RECLAIM_AFTER: &str = "reclaimAfter";
 pub(crate) const RECORD: &str = "record";
@@ -31,6 +33,8 @@ pub(crate) enum Meaning<'a> {
     Identity,
     /// After how long a silence a host's blocks are taken back.
     ReclaimAfter,
+    /// An operator has drained this host.
+    Drained(&'a str),
     /// Its key in the store of declared objects.
     Declared(&'a str),
     /// Written with each change of them.
@@ -134,6 +138,7 @@ impl Keys {
         match part {
             "cluster" if data == IDENTITY => Some(Meaning::Identity),
             "cluster" if data == RECLAIM_AFTER => Some(Meaning::ReclaimAfter),
+            "cluster" => data.strip_prefix(DRAINED).map(Meaning::Drained),
             "declared" if data == SERIAL => Some(Meaning::DeclaredSerial),
             "declared" if data.starts_with(KEY_PREFIX) => Some(Meaning::Declared(data)),
             "places" if data != SERIAL => Some(Meaning::OfVnic(data)),
@@ -149,6 +154,10 @@ impl Keys {
 /// Of a part of what a host says of its vNICs.
 pub(crate) fn vnics_key(part: usize) -> String {
     format!("{VNICS}{part}")
+}
+
+pub(crate) fn drained_key(host: &str) -> String {
+    format!("{DRAINED}{host}")
 }
 
 pub(crate) fn reclaimed_key(host: &str) -> String {
@@ -173,6 +182,8 @@ mod tests {
         for (key, place) in [
             ("/freeflow/cluster/data/identity", Some(Meaning::Identity)),
             ("/freeflow/cluster/data/reclaimAfter", Some(Meaning::ReclaimAfter)),
+            ("/freeflow/cluster/data/drained/h1", Some(Meaning::Drained("h1"))),
+            ("/freeflow/cluster/data/other", None),
             (&declared, Some(Meaning::Declared(&object))),
             ("/freeflow/declared/data/serial", Some(Meaning::DeclaredSerial)),
             ("/freeflow/declared/receipts/1/2", None),

@@ -10,7 +10,7 @@
 //!
 //! | keys under the root | written by | |
 //! |---|---|---|
-//! | `cluster/` | operators | [`Identity`], and after how long a silence blocks are taken back |
+//! | `cluster/` | operators | [`Identity`], after how long a silence blocks are taken back, and [`Drained`] hosts |
 //! | `declared/` | operators | objects, as one host's store has them |
 //! | `hosts/NAME/` | that host | [`HostRecord`], [`Followed`], [`HostVnics`] |
 //! | `blocks/` | controllers | a range of addresses by network and host |
@@ -66,8 +66,8 @@ pub use peers::{Peer, PeersOf};
 pub use places::{ClaimsOf, Move, due_places, place_vnics};
 pub use reclaiming::{Reclaim, Reclaimed, due_reclaims};
 pub use records::{
-    Followed, Held, HostRecord, Identity, Place, Problem, RECLAIM_AFTER_DEFAULT_S, RECLAIM_AFTER_S, RefusedClaims,
-    is_host_name,
+    Drained, Followed, Held, HostRecord, Identity, Place, Problem, RECLAIM_AFTER_DEFAULT_S, RECLAIM_AFTER_S,
+    RefusedClaims, is_host_name,
 };
 pub use rights::begin_rights;
 pub use token::{TOKEN_BYTES_MAX, TOKEN_TIME_MAX, Token, TokenRecord, TokenTerms, Tokens, USE_COUNT_MAX};

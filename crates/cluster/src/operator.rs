@@ -5,10 +5,10 @@ use crate::blocks::{Controller, floating_part};
 use crate::file::ClusterFile;
 use crate::follow::Follow;
 use crate::in_parts::{Name, Partly, checked_parts, is_many, name_of};
-use crate::keys::{FOLLOWED, IDENTITY, RECLAIM_AFTER, RECORD, SERIAL, vnics_key};
+use crate::keys::{FOLLOWED, IDENTITY, RECLAIM_AFTER, RECORD, SERIAL, drained_key, vnics_key};
 use crate::peers::own_ranges;
 use crate::places::{self, Move, holder_of, move_vnic};
-use crate::records::{Identity, RECLAIM_AFTER_S, VERSION, is_host_name, now_s};
+use crate::records::{Drained, Identity, RECLAIM_AFTER_S, VERSION, is_host_name, now_s};
 use crate::turns::{serial_in, serial_write};
 use crate::view::{View, places_in, state_of};
 use crate::vnics::VNICS_PART_COUNT;
@@ -316,6 +316,28 @@ impl Operator {
         move_vnic(&self.file, &self.view()?, (name, to), force)
     }
 
+    /// Drains a host, or ends that (`None`): no container with the cluster's vNICs starts there meanwhile.
+    ///
+    /// # Errors
+    /// `Refused`: no such host. etcd did not do it.
+    pub fn drain(&self, host: &str, drained: Option<&Drained>) -> Result<(), ClusterError> {
+        let view = self.view()?;
+        let is_over = drained.is_none() && view.drained().contains_key(host);
+        if !(is_over || view.hosts().contains_key(host)) {
+            let hosts: Vec<&str> = view.hosts().keys().map(String::as_str).collect();
+            let why = format!("no host {host} is in the cluster; there are: {}", hosts.join(", "));
+            return Err(Refusal::new(Reason::NotFound, why).into());
+        }
+        self.write_drained(host, drained)
+    }
+
+    fn write_drained(&self, host: &str, drained: Option<&Drained>) -> Result<(), ClusterError> {
+        let value = drained.map(|drained| serde_json::to_vec(drained).expect("it is encodable"));
+        let writes = vec![Write { key: drained_key(host), value, lease: None }];
+        self.file.store(&self.file.keys().cluster())?.commit(&Transaction { compares: Vec::new(), writes })?;
+        Ok(())
+    }
+
     /// The cluster as it is now.
     ///
     /// # Errors
@@ -344,6 +366,8 @@ impl Operator {
             return Err(Refusal::new(Reason::NotFound, format!("{name:?} is no name of a host")).into());
         }
         let blocks = Controller::count_of(&self.file, name)?;
+        // The next host of the name is another one.
+        self.write_drained(name, None)?;
         // First of all: a host may have written more than can be read.
         let admitted = remove_host(&self.file, name)?;
         let was_there = match self.delete_words(name) {

@@ -90,6 +90,25 @@ pub struct Followed {
     pub problems: Vec<Problem>,
 }
 
+/// A host that an operator has drained: no container with the cluster's vNICs starts there.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Drained {
+    /// The operator: a user and a machine, as they call themselves.
+    pub by: String,
+    /// Seconds of Unix time.
+    pub at_s: u64,
+    /// Those that run there are stopped.
+    #[serde(default)]
+    pub stop: bool,
+}
+
+impl Drained {
+    /// By this operator, from now on.
+    pub fn new(by: &str, stop: bool) -> Self {
+        Self { by: harmless(by, PROBLEM_CHARS_MAX), at_s: now_s(), stop }
+    }
+}
+
 /// The host that has a vNIC.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {

@@ -1,7 +1,7 @@
 //! The cluster as its news have it.
 use crate::ClusterError;
 use crate::keys::{Keys, Meaning};
-use crate::records::{Followed, HostRecord, Identity, Place, RECLAIM_AFTER_S, is_host_name};
+use crate::records::{Drained, Followed, HostRecord, Identity, Place, RECLAIM_AFTER_S, is_host_name};
 use crate::vnics::{HostVnics, VNICS_PART_COUNT};
 use freeflow_etcd::News;
 use freeflow_orchestrator::store::{Entry, Listing, VALUE_BYTES_MAX};
@@ -21,6 +21,7 @@ pub struct View {
     /// When that was last written.
     identity_at: Revision,
     reclaim_after_s: Option<u64>,
+    drained: BTreeMap<String, Drained>,
     /// When what is declared was last changed.
     declared_at: Revision,
     /// By their keys in the store of declared objects.
@@ -100,6 +101,7 @@ impl View {
             identity: None,
             identity_at: Revision(0),
             reclaim_after_s: None,
+            drained: BTreeMap::new(),
             spoke: BTreeMap::new(),
             current_since: None,
             words: BTreeMap::new(),
@@ -174,6 +176,7 @@ impl View {
                 self.reclaim_after_s = entry.as_ref().and_then(reclaim_after_in);
                 true
             }
+            Some(Meaning::Drained(host)) => put(&mut self.drained, host.to_owned(), value(entry.as_ref())),
             Some(Meaning::Declared(at)) => {
                 let entry = entry.map(|entry| Entry { key: at.to_owned(), ..entry });
                 put(&mut self.declared, at.to_owned(), entry)
@@ -254,6 +257,11 @@ impl View {
     /// Blocks of a host that is silent for so long are taken back, seconds; `None`: never.
     pub fn reclaim_after_s(&self) -> Option<u64> {
         self.reclaim_after_s
+    }
+
+    /// Hosts that an operator has drained.
+    pub fn drained(&self) -> &BTreeMap<String, Drained> {
+        &self.drained
     }
 
     /// All that is declared for all hosts.

@@ -1,6 +1,7 @@
 //! `freeflow cluster`: hosts that follow one declaration on etcd.
 mod answers;
 mod claims;
+mod drain;
 mod host;
 mod join;
 mod moving;
@@ -10,7 +11,8 @@ mod views;
 
 pub use answers::ClusterApi;
 pub use claims::{Answer, Claimed, Claims, announce, claim};
-pub use host::{Directory, Memory, Own, prepare};
+pub use drain::{host, why_drained};
+pub use host::{Directory, Memory, Own, check_drained, prepare};
 pub use join::{joined, renew_if_due};
 pub use moving::move_vnic;
 pub use process::{end, log_file, note_problems, note_state, problems, record, rotate_log, start};
@@ -24,7 +26,7 @@ use crate::control::columns::SILENCE_S;
 use crate::failure::{Failure, Result};
 use crate::output;
 use crate::record::now_s;
-use freeflow_cluster::{ClusterError, ClusterFile, Followed, HostRecord, Operator, Problem, Removed, View};
+use freeflow_cluster::{ClusterError, ClusterFile, Drained, Followed, HostRecord, Operator, Problem, Removed, View};
 use freeflow_hostnet::run_dir::RunDir;
 use freeflow_manifest::to_yaml;
 use freeflow_orchestrator::CLUSTER_KINDS;
@@ -65,11 +67,7 @@ pub fn cluster(run_dir: &RunDir, action: Cluster) -> Result<()> {
         }
         Cluster::Token(action) => tokens::tokens(run_dir, action),
         Cluster::Status { of, output } => status(&file(run_dir, &of)?, output.format),
-        Cluster::Remove { host, of } => {
-            let removed = Operator::open(&file(run_dir, &of)?)?.remove_host(&host)?;
-            say_removed(&host, &removed);
-            Ok(())
-        }
+        Cluster::Remove { host, of } => remove(&file(run_dir, &of)?, &host),
         Cluster::Export { of } => export(&file(run_dir, &of)?),
         Cluster::Restored { of } => {
             Operator::restored(&file(run_dir, &of)?)?;
@@ -89,6 +87,11 @@ fn reclaims(after_s: Option<u64>) -> String {
         ),
         None => "Blocks of a host that is silent stay its, until it is removed.".into(),
     }
+}
+
+fn remove(file: &ClusterFile, host: &str) -> Result<()> {
+    say_removed(host, &Operator::open(file)?.remove_host(host)?);
+    Ok(())
 }
 
 fn say_removed(host: &str, Removed { blocks, is_pending, is_by_hand, token }: &Removed) {
@@ -152,6 +155,8 @@ struct HostStatus {
     age_s: Option<u64>,
     /// Its blocks and declared vNICs were taken back, since it was silent for too long.
     reclaimed: bool,
+    /// An operator has drained it.
+    drained: Option<Drained>,
     problems: Vec<Problem>,
 }
 
@@ -176,6 +181,7 @@ fn host_status(name: &str, view: &View, now_s: u64) -> HostStatus {
         revision: followed.map(|followed| followed.revision),
         age_s: followed.map(|followed| now_s.saturating_sub(followed.at_s)),
         reclaimed: view.is_reclaimed(name),
+        drained: view.drained().get(name).cloned(),
         problems: followed.map(|followed| followed.problems.clone()).unwrap_or_default(),
     }
 }
@@ -209,6 +215,7 @@ fn status(file: &ClusterFile, format: Format) -> Result<()> {
             Some(age_s) => format!("{} ago", output::duration(age_s)),
             None => "-".into(),
         };
+        let said = if host.drained.is_some() { format!("{said}, drained") } else { said };
         let address = host.record.as_ref().map_or("-".into(), |record| record.address.to_string());
         rows.push(vec![host.name.clone(), address, follows.into(), said, host.problems.len().to_string()]);
     }
