@@ -36,7 +36,7 @@ pub struct OwnLease {
     /// `None`: the router has not answered.
     status: Option<Status>,
     /// The revision of the last word by which the router has extended it, with the networks that were barred.
-    told: Option<(u64, BTreeSet<String>)>,
+    told: Option<(u64, Option<BTreeSet<String>>)>,
     /// The word after which the host looks at what it has, where the lease is over.
     candidate: Option<Acknowledged>,
     /// The time that words name from now on.
@@ -128,8 +128,12 @@ impl Follower {
         }
     }
 
-    /// Networks whose range here is not, or not surely, the block that this host has by etcd.
-    fn barred(&self) -> BTreeSet<String> {
+    /// Networks whose range here is not, or not surely, the block that this host has by etcd. `None`: this process has
+    /// not looked yet, and frees none that one before it has barred.
+    fn barred(&self) -> Option<BTreeSet<String>> {
+        if self.carried.0 == 0 {
+            return None;
+        }
         let is_others = |network: &String, range: &str| {
             let others = self.view.followed().iter().filter(|(host, _)| **host != self.host);
             let mut others = others.filter(|(host, _)| !self.view.is_reclaimed(host));
@@ -139,7 +143,7 @@ impl Follower {
             let block = self.view.block(network, &self.host).map(|block| block.to_string());
             block.as_ref() != Some(*range) || is_others(network, range)
         });
-        ranges.map(|(network, _)| network.clone()).collect()
+        Some(ranges.map(|(network, _)| network.clone()).collect())
     }
 
     /// Whether all is to be compared, so that a lease that is over can begin again.

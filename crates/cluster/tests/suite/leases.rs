@@ -270,7 +270,10 @@ impl Model {
             let (machine, view) = &mut self.controllers[index];
             if self.random.one_in(300) {
                 machine.cut_until_ms = self.now_ms + self.random.below(40 * MS);
-                view.take(News::Behind(freeflow_etcd::EtcdError::Unreachable("away".into())));
+                // It may not notice: its process was stopped, say.
+                if self.random.one_in(2) {
+                    view.take(News::Behind(freeflow_etcd::EtcdError::Unreachable("away".into())));
+                }
             }
             let clock = self.epoch + Duration::from_millis(machine.clock_ms(self.now_ms));
             if self.now_ms >= machine.cut_until_ms && self.random.one_in(4) {
