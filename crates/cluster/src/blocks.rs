@@ -1,7 +1,7 @@
 //! Blocks: the part of a network's addresses that one host gives out.
 use crate::ClusterError;
 use crate::file::ClusterFile;
-use crate::keys::{Scope, block_key};
+use crate::keys::{Scope, block_key, reclaimed_key};
 use crate::peers::own_ranges;
 use crate::turns::{Guard, WRITE_COUNT_MAX, busy, commit, delete_in_turns, part, serial_in};
 use crate::view::{View, block_in, state_of};
@@ -46,7 +46,7 @@ pub fn floating_part(pool: Pool) -> Option<Pool> {
     (pool.size() >= 4 * size).then(|| format!("{}/{prefix_length}", Ipv4Addr::from(base)).parse().ok())?
 }
 
-type Blocks = BTreeMap<(String, String), Pool>;
+pub(crate) type Blocks = BTreeMap<(String, String), Pool>;
 
 /// Gives out blocks, and takes them back. There may be several.
 #[derive(Clone, Copy, Debug, Default)]
@@ -103,11 +103,12 @@ fn due(view: &View, (declared, since): Declared<'_>, blocks: &Blocks) -> DueBloc
         let said = view
             .followed()
             .iter()
+            .filter(|(host, _)| !view.is_reclaimed(host))
             .filter_map(|(host, followed)| Some((host, followed.ranges.get(name)?.parse::<Pool>().ok()?)));
         let is_block =
             |block: &Pool| network.pool.encloses(*block) && block.prefix_length() >= block_prefix(network.pool);
         let said: Vec<(&String, Pool)> = said.filter(|(_, block)| is_block(block)).collect();
-        for host in view.hosts().keys() {
+        for host in view.hosts().keys().filter(|host| !view.is_reclaimed(host)) {
             if blocks.contains_key(&(name.to_owned(), host.clone())) {
                 continue;
             }
@@ -135,6 +136,8 @@ fn due(view: &View, (declared, since): Declared<'_>, blocks: &Blocks) -> DueBloc
             due.writes.push((block_key(name, host), None));
         }
     }
+    let spoke_since = view.reclaimed().keys().filter(|host| !view.is_reclaimed(host));
+    due.writes.extend(spoke_since.map(|host| (reclaimed_key(host), None)));
     due
 }
 
@@ -240,7 +243,7 @@ impl Controller {
     }
 }
 
-fn blocks_in(entries: &[Entry]) -> Blocks {
+pub(crate) fn blocks_in(entries: &[Entry]) -> Blocks {
     let read = |entry: &Entry| {
         let (network, host) = entry.key.split_once('/')?;
         Some(((network.to_owned(), host.to_owned()), block_in(entry)?))
