@@ -9,8 +9,8 @@ use crate::peers;
 use crate::publisher::Publisher;
 use freeflow_cluster::mirror::{Target, Wanted, carry_out, own_objects, present_of};
 use freeflow_cluster::{
-    Admission, ClusterFile, Controller, Follow, Followed, Holdings, HostRecord, Identity, Mesh, Named, News, Peer,
-    PeersOf, Pending, Problem, Reclaimed, Report, There, View, named, place_vnics,
+    Admission, ClusterFile, Controller, Follow, Followed, Holdings, HostRecord, Identity, Mesh, Named, News, Pace,
+    Peer, PeersOf, Pending, Problem, Reclaimed, Report, There, View, named, place_vnics,
 };
 use freeflow_hostnet::run_dir::{RunDir, Settings};
 use freeflow_orchestrator::objects::{AnyObject, ObjectKind, parse_object};
@@ -34,7 +34,7 @@ const MEETING_ROUND: Duration = Duration::from_millis(25);
 const SHORT_ROUND: Duration = Duration::from_millis(200);
 /// All is compared, also where nothing has changed: somebody may have restarted the router with an older state.
 const WHOLE: Duration = Duration::from_secs(30);
-/// The same where something could not be followed.
+/// The same where something could not be followed that this host's router has refused.
 const AGAIN: Duration = Duration::from_secs(3);
 /// etcd may be silent so long without being away: its members elect another leader.
 const ELECTION_TIME: Duration = Duration::from_secs(5);
@@ -92,13 +92,14 @@ struct Follower {
     api: Api,
     follow: Follow,
     report: Report,
+    pace: Pace,
     publisher: Publisher,
     view: View,
     standing: Option<Standing>,
     /// Up to which revision all was carried out, and the ranges that the host has of networks.
     carried: (u64, BTreeMap<String, String>),
-    /// Up to which revision blocks were given.
-    controlled: Option<Revision>,
+    /// The version of the view by which blocks were given.
+    controlled: Option<u64>,
     /// Hosts that want to join, and since when they were last looked at.
     pending: Pending,
     admitted_at: Instant,
@@ -126,6 +127,8 @@ struct Follower {
     /// When it last did, by CLOCK_MONOTONIC.
     heard_ns: u64,
     said: Vec<Problem>,
+    /// No problem is of the kind that may be gone when it is tried again, though no news have come.
+    waits_for_news: bool,
     /// The last that others were told.
     reported: Vec<Problem>,
     /// All that is declared, as it was last carried out, and the peers.
@@ -213,11 +216,13 @@ impl Follower {
             api: Api::of(run_dir)?,
             follow,
             claims,
+            waits_for_news: true,
             reported: Vec::new(),
             declared: None,
             vnics: Default::default(),
             lease: lease::OwnLease::new(),
             report: Report::start(&file, &settings.host, boottime_ns)?,
+            pace: Pace::default(),
             publisher: Publisher::start(run_dir, &settings.host)?,
             view: View::new(&file.root, file.scope()),
             pending: Pending::new(&file.root),
@@ -256,7 +261,7 @@ impl Follower {
         let mut wait = match () {
             () if !self.claims.meetings().is_empty() => MEETING_ROUND,
             () if self.vnics.is_busy() || self.is_look_due() => SHORT_ROUND,
-            () => ROUND,
+            () => self.word_wait().map_or(ROUND, |word| word.min(ROUND)),
         };
         while let Some(news) = self.follow.next(wait) {
             wait = Duration::ZERO;
@@ -283,19 +288,24 @@ impl Follower {
             self.is_due |= self.peers.look(&self.host, &self.view, declared, is_urgent);
         }
         self.is_due |= self.is_lease_due();
-        let after = if self.reported.is_empty() { WHOLE } else { AGAIN };
+        let after = if self.waits_for_news { WHOLE } else { AGAIN };
         let has_news = self.let_go().unwrap_or_else(|failure| {
             log(&failure.to_string());
             false
         });
         if self.is_due || self.vnics.is_stopping() || self.whole_at.elapsed() > after {
             self.whole_at = Instant::now();
+            self.waits_for_news = false;
             let problems = self.carry_out();
+            self.waits_for_news |= problems.as_ref().is_ok_and(Vec::is_empty);
             self.is_due = problems.is_err();
             let problems = problems.unwrap_or_else(|failure| vec![Problem::new(failure.to_string())]);
             self.reported = problems;
             self.tell();
-        } else if has_news || self.report.is_void() {
+        } else if self.report.is_void() {
+            self.pace.forget();
+            self.tell();
+        } else if has_news || self.word_wait().is_some_and(|wait| wait.is_zero()) {
             self.tell();
         }
         self.extend_lease();
@@ -371,9 +381,11 @@ impl Follower {
         match renewed {
             Ok(renewed) => {
                 (self.follow, self.report, self.file) = renewed;
+                self.pace.forget();
                 if self.view.scope() != self.file.scope() {
                     // Keys that were not followed until now are not in it.
                     self.view = View::new(&self.file.root, self.file.scope());
+                    self.controlled = None;
                 }
                 self.claims.set_waker(self.follow.waker());
             }
@@ -383,14 +395,14 @@ impl Follower {
 
     /// Blocks of addresses for all hosts, where this one gives them, and only of the cluster that it follows.
     fn control(&mut self) {
-        let is_new = self.controlled != Some(self.view.revision());
+        let is_new = self.controlled != Some(self.view.control_version());
         if !self.file.controller || !is_new || self.behind.is_some() || self.check_identity().is_err() {
             return;
         }
         let done =
             Controller::run(&self.file, &self.view).and_then(|full| place_vnics(&self.file, &self.view).map(|()| full));
         // After a failure it is tried again in the next round.
-        self.controlled = done.is_ok().then(|| self.view.revision());
+        self.controlled = done.is_ok().then(|| self.view.control_version());
         let said = match done {
             Ok(full) if full.is_empty() => None,
             Ok(full) => Some(format!("no block of addresses is left for each host in: {}", full.join(", "))),
@@ -531,6 +543,8 @@ impl Follower {
         self.follow_draining()?;
         let mut target = Host { api: &self.api };
         let mut problems = carry_out(&mut target, &wanted).map_err(Failure::new)?;
+        // Beside those that the news alone say, as do those of other hosts, below.
+        self.waits_for_news = problems.len() == wanted.problems.len();
         self.carried = (self.view.revision().0, ranges_of(&mut target)?);
         self.note_released(&declared)?;
         let memory = Memory {
@@ -618,7 +632,16 @@ impl Follower {
         let (problems, reclaim_after_s) = (self.reported.clone(), self.reclaim_after_s());
         let followed = Followed { revision, ranges, reclaim_after_s, release, at_s: 0, problems };
         let there = There { record: before, ..There::of(&self.view, &self.host) };
+        let pause = Pace::pause(self.view.hosts().len());
+        if record.is_none() && !self.pace.may_say(&holdings, &followed, pause, Instant::now()) {
+            return;
+        }
         self.report.say(record, holdings, followed, there);
+    }
+
+    /// How long the words about this host wait; `None`: none do.
+    fn word_wait(&self) -> Option<Duration> {
+        self.pace.wait(Pace::pause(self.view.hosts().len()), Instant::now())
     }
 
     /// In the log, where it is another than before.

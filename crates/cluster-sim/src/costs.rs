@@ -1,9 +1,10 @@
-//! Real time and memory of a controller's view on this machine, of many hosts. Memory is that of this process, so each
-//! figure is measured in a process of its own.
-use crate::etcd::{EVENT_BYTES_AROUND, Writes, is_followed};
+//! Real time and memory of a host's view on this machine, of many hosts. Memory is that of this process, so each figure
+//! is measured in a process of its own.
+use crate::etcd::{EVENT_BYTES_AROUND, Watched, Writes};
 use crate::follower::{Follower, timed};
-use crate::words::{self, Declaration, NETWORK};
-use freeflow_cluster::{Mesh, News, PeersOf, Scope, named};
+use crate::words::{self, Declaration, Networks, OwnVnics};
+use crate::world::Setting;
+use freeflow_cluster::{HostRecord, News, Scope, block_prefix};
 use freeflow_orchestrator::store::Entry;
 use freeflow_orchestrator::{Pool, Revision};
 use serde::Serialize;
@@ -14,18 +15,15 @@ use std::io;
 
 /// Repeated so often: the median counts.
 const RUN_COUNT: usize = 9;
-/// The network of [`words`] has no more for hosts.
-const BLOCK_COUNT_MAX: usize = 3584;
 
 /// A cluster that stands still.
 #[derive(Clone, Copy, Debug)]
 pub struct Size {
-    pub hosts: usize,
-    /// Of each host.
-    pub vnics: usize,
-    pub rules: usize,
+    pub setting: Setting,
     /// vNICs that are declared for all hosts, each with its place.
     pub declared_vnics: usize,
+    /// Its view is measured, not that of another host.
+    pub is_controller: bool,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -34,6 +32,8 @@ pub struct Cost {
     pub vnics: usize,
     pub rules: usize,
     pub declared_vnics: usize,
+    pub networks: usize,
+    pub is_controller: bool,
     pub keys: u64,
     pub key_bytes: u64,
     /// Of the view, by this process' memory before and after it took the news one by one.
@@ -45,7 +45,7 @@ pub struct Cost {
     pub take_followed_us: f64,
     pub take_members_us: f64,
     /// To read what is declared; to compare all, find the other hosts, and that; to find what others are called; to
-    /// find out whether a controller has anything to do.
+    /// find out whether a controller has anything to do, if it is one.
     pub declared_us: f64,
     pub carry_out_us: f64,
     pub names_us: f64,
@@ -63,36 +63,65 @@ fn memory() -> io::Result<(u64, u64)> {
     Ok((field("VmRSS:")?, field("VmHWM:")?))
 }
 
-/// The block of a host, in their order.
-fn block(host: usize) -> String {
-    let base = (11 << 24) + ((host as u32) << 12);
-    format!("{}/20", std::net::Ipv4Addr::from(base)).parse::<Pool>().expect("a range").to_string()
+impl Size {
+    /// Keys that this one watches are those that are watched so, or by more.
+    fn most(&self) -> Watched {
+        if self.is_controller { Watched::ByControllers } else { Watched::ByAll }
+    }
+
+    fn scope(self) -> Scope {
+        if self.is_controller { Scope::Said } else { Scope::Host }
+    }
+}
+
+fn last(setting: Setting) -> (usize, HostRecord) {
+    (setting.hosts - 1, words::record(setting.hosts - 1))
+}
+
+/// Those of a host in all networks, of one size for all hosts.
+fn blocks_of(networks: Networks, host_count: usize, host: usize) -> Vec<(usize, Pool)> {
+    let block = |network: usize| {
+        let pool: Pool = networks.cidr(network).parse().expect("a range");
+        let free = u64::from(pool.size()) / 8 * 7;
+        let is_small = |prefix_length: &u8| free >> (32 - prefix_length) >= host_count as u64;
+        let prefix_length = (block_prefix(pool)..32).find(is_small).expect("networks have blocks for all");
+        let base = std::net::Ipv4Addr::from(u32::from(pool.base()) + ((host as u32) << (32 - prefix_length)));
+        (network, format!("{base}/{prefix_length}").parse().expect("a range"))
+    };
+    (0..networks.count).map(block).collect()
 }
 
 /// All that is written, one transaction after another.
-fn transactions(size: Size) -> impl Iterator<Item = Writes> {
+fn transactions(size: Size, networks: Networks) -> impl Iterator<Item = Writes> {
+    let Size { setting, declared_vnics, .. } = size;
     let mut declaration = Declaration::new();
-    let begin = declaration.begin(size.rules);
-    let own = (0..size.declared_vnics).flat_map(move |number| {
-        let address = std::net::Ipv4Addr::from((11 << 24) + (224 << 16) + 10 + number as u32).into();
-        let name = format!("declared-{number:05}");
-        [declaration.add_vnic(&name, address), words::place(&name, number % size.hosts, address)]
+    let begin = declaration.begin(networks, setting.rules);
+    let own = (0..declared_vnics).flat_map(move |number| {
+        let (name, address) = (format!("declared-{number:05}"), networks.floating_address(number));
+        [declaration.add_vnic(&name, address), words::place(&name, number % setting.hosts, address)]
     });
-    let hosts = (0..size.hosts).flat_map(move |host| {
-        let range = (NETWORK.to_owned(), block(host));
-        let has_block = host < BLOCK_COUNT_MAX;
-        let followed =
-            words::has_followed(1, has_block.then_some(range).into_iter().collect(), Vec::new(), 1_790_000_000);
-        let (record, members) = (words::record_of(host), words::members(host, size.vnics, 1));
-        let own = words::followed(host, followed, 1);
-        let given = (format!("{NETWORK}/{}", words::host_name(host)), Some(block(host)));
-        let blocks = words::blocks(has_block.then_some(given).into_iter());
-        [record, own, members, words::vnics(host, size.vnics, 1, 1_790_000_000), blocks]
+    let hosts = (0..setting.hosts).flat_map(move |host| {
+        let blocks = blocks_of(networks, setting.hosts, host);
+        let name = words::network_name;
+        let ranges = blocks.iter().map(|(network, block)| (name(*network), block.to_string())).collect();
+        let followed = words::has_followed(1, ranges, Vec::new(), 1_790_000_000);
+        let mut all = vec![words::begins(host, &words::record(host)), words::followed(host, followed, 1)];
+        let network = setting.network_of(host);
+        let block = blocks.iter().find(|(of, _)| *of == network);
+        all.extend(block.into_iter().flat_map(|(_, block)| {
+            let own = OwnVnics { count: setting.vnics, first: 0, block: *block, network };
+            [words::members(host, &own, 1), words::vnics(host, &own, 1, 1_790_000_000)]
+        }));
+        let given = blocks
+            .into_iter()
+            .map(|(network, block)| (format!("{}/{}", name(network), words::host_name(host)), Some(block.to_string())));
+        all.push(words::blocks(given, host as u64 + 1));
+        all
     });
     [words::identity(), begin].into_iter().chain(own).chain(hosts)
 }
 
-/// As a controller is told of it.
+/// As a watcher is told of it.
 fn news(at: u64, writes: Writes) -> News {
     let at = Revision(at);
     let entry = |key: &String, value| Entry { key: key.clone(), value, created: at, modified: at, lease: None };
@@ -100,13 +129,20 @@ fn news(at: u64, writes: Writes) -> News {
         let entry = value.map(|value| entry(&key, value));
         (key, entry)
     };
-    let followed = writes.into_iter().filter(|(key, _)| is_followed(key, true));
-    News::Changed(at, followed.map(change).collect())
+    News::Changed(at, writes.into_iter().map(change).collect())
+}
+
+/// All that is written, as far as who is measured hears of it.
+fn heard(size: Size, networks: Networks) -> impl Iterator<Item = Writes> {
+    transactions(size, networks).map(move |mut writes| {
+        writes.retain(|(key, _)| words::watched(key) <= size.most());
+        writes
+    })
 }
 
 /// As a host that begins is told of all.
-fn list(size: Size) -> News {
-    let writes = transactions(size).enumerate().map(|(at, writes)| news(at as u64 + 1, writes));
+fn list(size: Size, networks: Networks) -> News {
+    let writes = heard(size, networks).enumerate().map(|(at, writes)| news(at as u64 + 1, writes));
     let mut all = BTreeMap::new();
     for news in writes {
         let News::Changed(_, changes) = news else { continue };
@@ -132,14 +168,18 @@ fn median_us(mut one: impl FnMut() -> u64) -> f64 {
 /// # Errors
 /// The system does not say how much memory there is.
 pub fn measure(size: Size) -> io::Result<Cost> {
-    let mut follower = Follower::new(size.hosts - 1, Scope::Said);
+    let setting = size.setting;
+    let networks = setting.networks().map_err(io::Error::other)?;
+    let (number, record) = if size.is_controller { (0, words::record(0)) } else { last(setting) };
+    let mut follower = Follower::new(number, record.clone(), size.scope());
     let before = memory()?.0;
     let (mut at, mut lengths) = (0, BTreeMap::new());
-    for writes in transactions(size) {
+    for mut writes in transactions(size, networks) {
         at += 1;
         let length = |(key, value): &(String, Option<Vec<u8>>)| (key.len() + value.as_ref().map_or(0, Vec::len)) as u64;
         let kept = writes.iter().filter(|(_, value)| value.is_some());
         lengths.extend(kept.map(|write| (digest(&write.0), EVENT_BYTES_AROUND + length(write))));
+        writes.retain(|(key, _)| words::watched(key) <= size.most());
         follower.take(news(at, writes));
     }
     let (keys, key_bytes) = (lengths.len() as u64, lengths.values().sum::<u64>());
@@ -148,35 +188,35 @@ pub fn measure(size: Size) -> io::Result<Cost> {
     let declared_us = median_us(|| timed(|| follower.view.declared().expect("it makes sense")).1);
     follower.carry_out();
     let carry_out_us = median_us(|| follower.carry_out().took_ns);
-    let control_us = median_us(|| follower.control().1);
-    let declared = follower.view.declared().expect("it makes sense");
-    let own = words::record(size.hosts - 1);
-    let peers = PeersOf::host(&words::host_name(size.hosts - 1), &own, &follower.view, &declared).peers;
-    let mesh = Mesh::of(&words::host_name(size.hosts - 1), &follower.view, &declared);
-    let names_us = median_us(|| timed(|| named(&follower.view, &declared, &mesh, &peers)).1);
-    let mut take = |of: fn(u64, Size) -> Writes| {
+    let control_us = if size.is_controller { median_us(|| follower.control().1) } else { 0.0 };
+    let names_us = median_us(|| follower.names().1);
+    let blocks = blocks_of(networks, setting.hosts, 0);
+    let mut take = |of: &dyn Fn(u64) -> Writes| {
         median_us(|| {
             at += 1;
-            let news = news(at, of(at, size));
+            let news = news(at, of(at));
             timed(|| follower.take(news)).1
         })
     };
-    let take_followed_us = take(|number, _| {
-        let ranges = BTreeMap::from([(NETWORK.to_owned(), block(0))]);
+    let take_followed_us = take(&|number| {
+        let ranges = blocks.iter().map(|(network, block)| (words::network_name(*network), block.to_string())).collect();
         words::followed(0, words::has_followed(number, ranges, Vec::new(), 1_790_000_000 + number), number)
     });
-    let take_members_us = take(|number, size| words::members(0, size.vnics + number as usize % 2, number));
+    let own = OwnVnics { count: setting.vnics, first: 0, block: blocks[0].1, network: 0 };
+    let take_members_us = take(&|number| words::members(0, &OwnVnics { first: number as usize % 2, ..own }, number));
     drop(follower);
-    let (listed, mut anew) = (list(size), Follower::new(0, Scope::Said));
+    let (listed, mut anew) = (list(size, networks), Follower::new(number, record, size.scope()));
     let (_, list_ns) = timed(|| anew.take(listed));
     let list_ms = list_ns as f64 / 1e6;
     let list_peak_bytes = memory()?.1.saturating_sub(before);
-    let Size { hosts, vnics, rules, declared_vnics } = size;
+    let Setting { hosts, vnics, rules, .. } = setting;
     Ok(Cost {
         hosts,
         vnics,
         rules,
-        declared_vnics,
+        declared_vnics: size.declared_vnics,
+        networks: networks.count,
+        is_controller: size.is_controller,
         keys,
         key_bytes,
         view_bytes,

@@ -1,7 +1,9 @@
 //! A host's follower: the real view and the real decisions, on the state of a router that refuses as a router does.
-use crate::words::{NETWORK, host_name, record};
+use crate::words::{DEFAULT_CIDR, host_name, network_number};
 use freeflow_cluster::mirror::{Released, Target, Wanted, carry_out};
-use freeflow_cluster::{DEFAULT_ROOT, DueBlocks, News, PeersOf, Problem, Scope, View, due_blocks, due_places};
+use freeflow_cluster::{
+    DEFAULT_ROOT, DueBlocks, HostRecord, Mesh, News, PeersOf, Problem, Scope, View, due_blocks, due_places, named,
+};
 use freeflow_orchestrator::objects::{AnyObject, ObjectKind};
 use freeflow_orchestrator::{Command, Revision, State};
 use rustix::time::{ClockId, clock_gettime};
@@ -11,10 +13,10 @@ use std::collections::BTreeMap;
 struct Router(State);
 
 impl Router {
-    fn new(host: usize) -> Self {
+    fn new(host: usize, record: &HostRecord) -> Self {
         let mut state = State::new();
-        let pool = "10.0.0.0/8".parse().expect("a range");
-        let range = record(host).default_range.parse().ok();
+        let pool = DEFAULT_CIDR.parse().expect("a range");
+        let range = record.default_range.parse().ok();
         let begin = Command::Begin { host: host_name(host), pool, range, bridge: "ff0".into() };
         run(&mut state, &begin).expect("a router begins");
         Self(state)
@@ -48,6 +50,8 @@ impl Target for Router {
 pub struct Carried {
     pub ranges: BTreeMap<String, String>,
     pub problems: Vec<Problem>,
+    /// All of them stay as they are until news come.
+    pub waits_for_news: bool,
     /// Other hosts in its peers file.
     pub peer_count: usize,
     /// Time of this machine that it took.
@@ -56,6 +60,7 @@ pub struct Carried {
 
 pub struct Follower {
     number: usize,
+    record: HostRecord,
     pub view: View,
     router: Router,
     /// Time of this machine for all news so far.
@@ -76,9 +81,10 @@ pub fn timed<T>(body: impl FnOnce() -> T) -> (T, u64) {
 }
 
 impl Follower {
-    /// Of a host that is a controller if this is its scope.
-    pub fn new(number: usize, scope: Scope) -> Self {
-        Self { number, view: View::new(DEFAULT_ROOT, scope), router: Router::new(number), taking_ns: 0 }
+    /// Of a host with this record; one that follows what hosts say is a controller.
+    pub fn new(number: usize, record: HostRecord, scope: Scope) -> Self {
+        let router = Router::new(number, &record);
+        Self { number, record, view: View::new(DEFAULT_ROOT, scope), router, taking_ns: 0 }
     }
 
     /// Whether it has to do anything for these news.
@@ -90,23 +96,33 @@ impl Follower {
 
     /// Has the router do all that is declared, and finds out who the other hosts are.
     pub fn carry_out(&mut self) -> Carried {
-        let (name, own) = (host_name(self.number), record(self.number));
+        let name = host_name(self.number);
         let begin = thread_ns();
         let declared = self.view.declared().expect("what is declared makes sense");
         let wanted = Wanted::of(&self.view, &declared, &name, &Released::new());
         let mut problems = carry_out(&mut self.router, &wanted).expect("the router answers");
-        let peers = PeersOf::host(&name, &own, &self.view, &declared);
+        let waits_for_news = problems.len() == wanted.problems.len();
+        let peers = PeersOf::host(&name, &self.record, &self.view, &declared);
         problems.extend(peers.problems);
         let networks = self.router.present(ObjectKind::Network).expect("the router answers");
         let range = |object: AnyObject| match object {
-            AnyObject::Network(network) if network.metadata.name == NETWORK => {
-                Some((NETWORK.into(), network.spec.range?))
+            AnyObject::Network(network) if network_number(&network.metadata.name).is_some() => {
+                Some((network.metadata.name, network.spec.range?))
             }
             _ => None,
         };
         let ranges = networks.into_iter().filter_map(range).collect();
         let took_ns = thread_ns() - begin;
-        Carried { ranges, problems, peer_count: peers.peers.len(), took_ns }
+        Carried { ranges, problems, waits_for_news, peer_count: peers.peers.len(), took_ns }
+    }
+
+    /// How long it takes to find out what vNICs of other hosts are called, and how many those are.
+    pub fn names(&self) -> (usize, u64) {
+        let declared = self.view.declared().expect("what is declared makes sense");
+        let peers = PeersOf::host(&host_name(self.number), &self.record, &self.view, &declared).peers;
+        let all = || named(&self.view, &declared, &Mesh::of(&host_name(self.number), &self.view, &declared), &peers);
+        let (all, took_ns) = timed(all);
+        (all.len(), took_ns)
     }
 
     /// Rules that its router has.

@@ -10,12 +10,14 @@
 //! use freeflow_cluster_sim::{scenes, world::{Pace, Setting}};
 //!
 //! let setting = Setting { hosts: 6, vnics: 2, rules: 1, pace: Pace::Fixed(1_000_000), ..Setting::default() };
-//! let idle = scenes::idle(setting);
-//! // In quiet times hosts are told nothing, and the one controller how far each has followed.
-//! assert!(idle.told_bytes == 0 && idle.sent_bytes > 0);
+//! let idle = scenes::idle(setting).expect("there are addresses for one network");
+//! let (hosts, controllers) = (3 * idle.to_host.bytes, 3 * idle.to_controller.bytes);
+//! assert_eq!(idle.sent.bytes, hosts + controllers);
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod control;
+pub mod controller;
 pub mod costs;
 pub mod etcd;
 pub mod fan_out;

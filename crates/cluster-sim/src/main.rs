@@ -20,6 +20,10 @@ of this machine:
   fan-out   --etcd URL --pid PID: what a watcher costs a real etcd
 
   --hosts N  --vnics N (of each host)  --rules N  --declared N (vNICs, of cost)
+  --sharing N        other hosts with vNICs of the same tenant, in a network of its own (default: all)
+  --churn-s N        a vNIC of each host goes in this time, and another one comes (default: none does)
+  --controllers N    (default 3)
+  --controller       of cost: a controller's view
   --any-peer-count   as if a peers file took any number of hosts
   --carry-out-us N   a host takes so long to carry out, instead of as long as it took one here
   --watchers N       of fan-out
@@ -29,6 +33,7 @@ struct Asked {
     scene: String,
     setting: Setting,
     declared_vnics: usize,
+    is_controller: bool,
     etcd: String,
     pid: u32,
     watchers: usize,
@@ -36,8 +41,15 @@ struct Asked {
 
 fn parse(mut arguments: impl Iterator<Item = String>) -> Option<Asked> {
     let scene = arguments.next()?;
-    let mut asked =
-        Asked { scene, setting: Setting::default(), declared_vnics: 0, etcd: String::new(), pid: 0, watchers: 100 };
+    let mut asked = Asked {
+        scene,
+        setting: Setting::default(),
+        declared_vnics: 0,
+        is_controller: false,
+        etcd: String::new(),
+        pid: 0,
+        watchers: 100,
+    };
     while let Some(argument) = arguments.next() {
         let setting = &mut asked.setting;
         match argument.as_str() {
@@ -45,6 +57,10 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Option<Asked> {
             "--vnics" => setting.vnics = arguments.next()?.parse().ok()?,
             "--rules" => setting.rules = arguments.next()?.parse().ok()?,
             "--declared" => asked.declared_vnics = arguments.next()?.parse().ok()?,
+            "--sharing" => setting.sharing = arguments.next()?.parse().ok()?,
+            "--churn-s" => setting.churn_s = arguments.next()?.parse().ok()?,
+            "--controllers" => setting.controllers = arguments.next()?.parse().ok()?,
+            "--controller" => asked.is_controller = true,
             "--any-peer-count" => setting.any_peer_count = true,
             "--carry-out-us" => setting.pace = Pace::Fixed(arguments.next()?.parse::<u64>().ok()? * 1000),
             "--etcd" => asked.etcd = arguments.next()?,
@@ -62,13 +78,16 @@ fn print(result: &impl Serialize) -> io::Result<bool> {
 }
 
 fn run(asked: &Asked) -> io::Result<bool> {
-    let Setting { hosts, vnics, rules, .. } = asked.setting;
     match asked.scene.as_str() {
-        "idle" => print(&scenes::idle(asked.setting)),
-        "change" => print(&scenes::changed(asked.setting)),
-        "storm" => print(&scenes::storm(asked.setting)),
-        "loss" => print(&scenes::loss(asked.setting)),
-        "cost" => print(&costs::measure(Size { hosts, vnics, rules, declared_vnics: asked.declared_vnics })?),
+        "idle" => print(&scenes::idle(asked.setting).map_err(io::Error::other)?),
+        "change" => print(&scenes::changed(asked.setting).map_err(io::Error::other)?),
+        "storm" => print(&scenes::storm(asked.setting).map_err(io::Error::other)?),
+        "loss" => print(&scenes::loss(asked.setting).map_err(io::Error::other)?),
+        "cost" => print(&costs::measure(Size {
+            setting: asked.setting,
+            declared_vnics: asked.declared_vnics,
+            is_controller: asked.is_controller,
+        })?),
         "fan-out" => print(&fan_out::measure(&asked.etcd, asked.pid, asked.watchers)?),
         _ => Ok(false),
     }

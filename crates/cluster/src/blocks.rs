@@ -6,8 +6,8 @@ use crate::peers::own_ranges;
 use crate::turns::{Guard, WRITE_COUNT_MAX, busy, commit, delete_in_turns, part, serial_in};
 use crate::view::{View, block_in, state_of};
 use freeflow_orchestrator::store::Entry;
-use freeflow_orchestrator::{DEFAULT_NETWORK, NetworkEntry, Pool, Reason, Refusal, Revision, State, Store};
-use std::collections::BTreeMap;
+use freeflow_orchestrator::{DEFAULT_NETWORK, Pool, Reason, Refusal, Revision, State, Store};
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 
 /// The smallest range that a host can give out.
@@ -22,19 +22,76 @@ pub fn block_prefix(pool: Pool) -> u8 {
     (32 - bits.div_ceil(2)).min(PREFIX_LONGEST).max(pool.prefix_length())
 }
 
-/// The first block of a network that touches none of these.
-fn free_block(pool: Pool, taken: &[Pool]) -> Option<Pool> {
-    let prefix_length = block_prefix(pool);
-    let count = 1u32 << (prefix_length - pool.prefix_length());
-    (0..count).find_map(|index| {
-        let base = u32::from(pool.base()) + (index << (32 - prefix_length));
-        let block: Pool = format!("{}/{prefix_length}", Ipv4Addr::from(base)).parse().ok()?;
-        (!overlaps_any(block, taken)).then_some(block)
-    })
+/// Addresses that are somebody's.
+#[derive(Default)]
+struct Taken {
+    /// The last one of each run by its first one: no two touch.
+    runs: BTreeMap<u64, u64>,
 }
 
-fn overlaps_any(block: Pool, taken: &[Pool]) -> bool {
-    taken.iter().any(|other| other.encloses(block) || block.encloses(*other))
+impl Taken {
+    fn bounds(block: Pool) -> (u64, u64) {
+        let first = u64::from(u32::from(block.base()));
+        (first, first + u64::from(block.size()) - 1)
+    }
+
+    /// The end of the run that has some of these.
+    fn end_of(&self, first: u64, last: u64) -> Option<u64> {
+        self.runs.range(..=last).next_back().map(|(_, end)| *end).filter(|end| *end >= first)
+    }
+
+    fn overlaps(&self, block: Pool) -> bool {
+        let (first, last) = Self::bounds(block);
+        self.end_of(first, last).is_some()
+    }
+
+    fn add(&mut self, block: Pool) {
+        let (mut first, mut last) = Self::bounds(block);
+        while let Some((run, end)) = self.runs.range(..=last + 1).next_back().filter(|(_, end)| **end + 1 >= first) {
+            (first, last) = (first.min(*run), last.max(*end));
+            self.runs.remove(&{ *run });
+        }
+        self.runs.insert(first, last);
+    }
+
+    /// Of a range, so many are nobody's.
+    fn free_count(&self, pool: Pool) -> u64 {
+        let (first, last) = Self::bounds(pool);
+        let run = self.runs.range(..=first).next_back().map_or(first, |(run, _)| *run);
+        let inside = self.runs.range(run..=last).map(|(run, end)| ((*run).max(first), (*end).min(last)));
+        let taken: u64 = inside.map(|(run, end)| (end + 1).saturating_sub(run)).sum();
+        u64::from(pool.size()) - taken
+    }
+}
+
+impl FromIterator<Pool> for Taken {
+    fn from_iter<I: IntoIterator<Item = Pool>>(blocks: I) -> Self {
+        let mut all = Self::default();
+        blocks.into_iter().for_each(|block| all.add(block));
+        all
+    }
+}
+
+/// The first block of a network that touches none of these. It is as large as usual, unless fewer of that size are left
+/// than the cluster has hosts: then as large as leaves that many, so that as many hosts again find room.
+fn free_block(pool: Pool, taken: &Taken, host_count: usize) -> Option<Pool> {
+    let (usual, free) = (block_prefix(pool), taken.free_count(pool));
+    let leaves_enough = |prefix_length: &u8| free >> (32 - prefix_length) >= host_count as u64;
+    let fitting = (usual..=PREFIX_LONGEST.max(usual)).find(leaves_enough).unwrap_or(PREFIX_LONGEST.max(usual));
+    // Free addresses may be in pieces.
+    (fitting..=PREFIX_LONGEST.max(usual)).find_map(|prefix_length| first_free(pool, taken, prefix_length))
+}
+
+fn first_free(pool: Pool, taken: &Taken, prefix_length: u8) -> Option<Pool> {
+    let (mut base, end) = Taken::bounds(pool);
+    let size = 1u64 << (32 - prefix_length);
+    while base + size <= end + 1 {
+        match taken.end_of(base, base + size - 1) {
+            None => return format!("{}/{prefix_length}", Ipv4Addr::from(u32::try_from(base).ok()?)).parse().ok(),
+            Some(taken_end) => base = (taken_end + 1).next_multiple_of(size),
+        }
+    }
+    None
 }
 
 /// The part of a network whose addresses go with declared vNICs from host to host, where its writer has chosen none:
@@ -46,7 +103,8 @@ pub fn floating_part(pool: Pool) -> Option<Pool> {
     (pool.size() >= 4 * size).then(|| format!("{}/{prefix_length}", Ipv4Addr::from(base)).parse().ok())?
 }
 
-pub(crate) type Blocks = BTreeMap<(String, String), Pool>;
+/// Of hosts, by network and host.
+pub type Blocks = BTreeMap<(String, String), Pool>;
 
 /// Gives out blocks, and takes them back. There may be several.
 #[derive(Clone, Copy, Debug, Default)]
@@ -73,11 +131,11 @@ fn is_over(view: &View, host: &str, network: &str, block: Pool, since: Option<Re
     })
 }
 
-/// The block for a host: the one that it has already (its record of blocks was lost), else a free one.
-fn block_for(view: &View, host: &str, network: &NetworkEntry, taken: &[Pool]) -> Option<Pool> {
-    let said = view.followed().get(host).and_then(|followed| followed.ranges.get(network.name())?.parse().ok());
-    let said = said.filter(|block: &Pool| network.pool.encloses(*block) && !overlaps_any(*block, taken));
-    said.or_else(|| free_block(network.pool, taken))
+/// The block that a host has already, though nobody has given it as far as etcd knows, unless it is another's.
+fn said_block(said: &[(&String, Pool)], host: &str, taken: &Taken) -> Option<Pool> {
+    let (_, own) = said.iter().find(|(of, _)| *of == host)?;
+    let is_others = || said.iter().any(|(of, other)| *of != host && (other.encloses(*own) || own.encloses(*other)));
+    (!taken.overlaps(*own) && !is_others()).then_some(*own)
 }
 
 /// All that is due by what has come, as a controller finds it before it asks etcd.
@@ -98,7 +156,7 @@ fn due(view: &View, (declared, since): Declared<'_>, blocks: &Blocks) -> DueBloc
     for network in declared.networks() {
         let name = network.name();
         let of_network = blocks.iter().filter(|((of, _), _)| of == name);
-        let mut taken: Vec<Pool> = of_network.map(|(_, block)| *block).chain(network.floating).collect();
+        let mut taken: Taken = of_network.map(|(_, block)| *block).chain(network.floating).collect();
         // Others' that are in use, though nobody has given them as far as etcd knows: it was restored from a backup.
         let said = view
             .followed()
@@ -108,15 +166,22 @@ fn due(view: &View, (declared, since): Declared<'_>, blocks: &Blocks) -> DueBloc
         let is_block =
             |block: &Pool| network.pool.encloses(*block) && block.prefix_length() >= block_prefix(network.pool);
         let said: Vec<(&String, Pool)> = said.filter(|(_, block)| is_block(block)).collect();
-        for host in view.hosts().keys().filter(|host| !view.is_reclaimed(host)) {
-            if blocks.contains_key(&(name.to_owned(), host.clone())) {
-                continue;
+        let is_without = |host: &&String| !blocks.contains_key(&(name.to_owned(), (*host).clone()));
+        let hosts = view.hosts().keys().filter(|host| !view.is_reclaimed(host));
+        let without: Vec<&String> = hosts.filter(is_without).collect();
+        // A host's own first, and then of what nobody says that he has.
+        for host in &without {
+            if let Some(block) = said_block(&said, host, &taken) {
+                taken.add(block);
+                due.writes.push((block_key(name, host), Some(block)));
             }
-            let others = said.iter().filter(|(of, _)| *of != host).map(|(_, block)| *block);
-            let not_free: Vec<Pool> = taken.iter().copied().chain(others).collect();
-            match block_for(view, host, network, &not_free) {
+        }
+        let has_own: BTreeSet<String> = due.writes.iter().map(|(at, _)| at.clone()).collect();
+        said.iter().for_each(|(_, block)| taken.add(*block));
+        for host in without.into_iter().filter(|host| !has_own.contains(&block_key(name, host))) {
+            match free_block(network.pool, &taken, view.hosts().len()) {
                 Some(block) => {
-                    taken.push(block);
+                    taken.add(block);
                     due.writes.push((block_key(name, host), Some(block)));
                 }
                 None => {
@@ -141,6 +206,14 @@ fn due(view: &View, (declared, since): Declared<'_>, blocks: &Blocks) -> DueBloc
     due
 }
 
+/// A host's block of `default`, where these blocks are given, as a controller finds it.
+///
+/// # Errors
+/// `Refused`: there is none left.
+pub fn due_default(view: &View, pool: Pool, host: &str, blocks: &Blocks) -> Result<Pool, ClusterError> {
+    default_block(view, pool, host, blocks)
+}
+
 /// A host's block of `default`: the one that it has, else a free one. A host that has a block has that, whatever it
 /// says of itself; others were given their ranges by hand, as far as they are believed.
 fn default_block(view: &View, pool: Pool, host: &str, blocks: &Blocks) -> Result<Pool, ClusterError> {
@@ -152,13 +225,15 @@ fn default_block(view: &View, pool: Pool, host: &str, blocks: &Blocks) -> Result
     let by_hand = own_ranges(view, &declared).into_iter().filter(|(of, _)| *of != host && block_of(of).is_none());
     let by_hand = by_hand.filter_map(|(_, range)| range.to_string().parse().ok());
     let given = blocks.iter().filter(|((network, of), _)| network == DEFAULT_NETWORK && of != host);
-    let given = given.map(|(_, block)| *block);
-    let taken: Vec<Pool> = given.chain(by_hand).chain(declared.networks().map(|network| network.pool)).collect();
+    let given: Vec<Pool> = given.map(|(_, block)| *block).collect();
+    let host_count = given.len().max(view.hosts().len()) + 1;
+    let taken: Taken =
+        given.into_iter().chain(by_hand).chain(declared.networks().map(|network| network.pool)).collect();
     let full = || {
         let text = format!("no block of {pool} is left for {host}, each is a host's: remove one that is gone");
         Refusal::new(Reason::Exhausted, text).into()
     };
-    free_block(pool, &taken).ok_or_else(full)
+    free_block(pool, &taken, host_count).ok_or_else(full)
 }
 
 impl Controller {
@@ -290,14 +365,50 @@ mod tests {
     #[test]
     fn no_two_blocks_touch_and_all_are_given() {
         let network = pool("10.50.0.0/24");
-        let mut taken = vec![pool("10.50.0.16/28"), pool("10.50.0.64/26")];
-        while let Some(block) = free_block(network, &taken) {
-            assert!(network.encloses(block) && !taken.contains(&block));
-            taken.push(block);
+        let before = ["10.50.0.16/28", "10.50.0.64/26"].map(pool);
+        let mut taken: Taken = before.into_iter().collect();
+        let mut all = before.to_vec();
+        while let Some(block) = free_block(network, &taken, 2) {
+            assert!(network.encloses(block));
+            assert!(!all.iter().any(|other| other.encloses(block) || block.encloses(*other)), "{block}");
+            taken.add(block);
+            all.push(block);
         }
-        assert_eq!(taken.len(), 2 + 16 - 1 - 4);
+        // Eleven of 16 addresses were free: ten of them, and the last two of 8.
+        assert_eq!((all.len(), taken.free_count(network)), (2 + 10 + 2, 0));
         let own = ["10.50.0.0/28", "10.50.0.32/28"].map(pool);
-        assert!(own.iter().all(|block| taken.contains(block)));
-        assert_eq!(free_block(pool("10.1.0.0/29"), &[pool("10.1.0.0/29")]), None);
+        assert!(own.iter().all(|block| all.contains(block)));
+        let small = pool("10.1.0.0/29");
+        assert_eq!(free_block(small, &[small].into_iter().collect(), 1), None);
+    }
+
+    #[test]
+    fn blocks_get_smaller_while_there_are_many_hosts_and_few_addresses() {
+        let network = pool("10.50.0.0/16");
+        let mut taken: Taken = floating_part(network).into_iter().collect();
+        let mut lengths = BTreeMap::<u8, usize>::new();
+        for host_count in 1.. {
+            let Some(block) = free_block(network, &taken, host_count) else { break };
+            assert!(!taken.overlaps(block), "{block}");
+            taken.add(block);
+            *lengths.entry(block.prefix_length()).or_default() += 1;
+        }
+        // Of 256 addresses as long as half of those are left; then half of what is left is of the next size.
+        assert_eq!(lengths[&24], 112);
+        assert!(lengths.values().sum::<usize>() > 1500 && taken.free_count(network) == 0, "{lengths:?}");
+    }
+
+    #[test]
+    fn addresses_are_counted_wherever_they_are() {
+        let mut taken = Taken::default();
+        for block in ["10.0.0.8/29", "10.0.0.0/29", "10.0.0.0/28", "10.0.0.24/29", "11.0.0.0/8"] {
+            taken.add(pool(block));
+        }
+        assert_eq!(taken.runs.len(), 3);
+        for (range, free) in [("10.0.0.0/27", 8), ("10.0.0.8/29", 0), ("10.0.0.16/29", 8), ("11.9.0.0/16", 0)] {
+            assert_eq!(taken.free_count(pool(range)), free, "{range}");
+        }
+        assert!(taken.overlaps(pool("10.0.0.0/8")) && !taken.overlaps(pool("10.0.0.16/29")));
+        assert!(taken.overlaps(pool("10.0.0.16/28")) && !taken.overlaps(pool("12.0.0.0/8")));
     }
 }

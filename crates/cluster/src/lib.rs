@@ -48,6 +48,7 @@ mod mesh;
 pub mod mirror;
 mod named;
 mod operator;
+mod pace;
 mod peers;
 mod places;
 mod reclaiming;
@@ -62,7 +63,7 @@ mod x509;
 
 pub use admission::{Admission, DEFAULT_POOL, Pending};
 pub use authority::{AuthorityFiles, CONTROLLER_FILE, member_name};
-pub use blocks::{Controller, DueBlocks, block_prefix, due_blocks, floating_part};
+pub use blocks::{Blocks, Controller, DueBlocks, block_prefix, due_blocks, due_default, floating_part};
 pub use file::{AuthorityFile, ClusterFile, DEFAULT_ROOT, Wire};
 pub use follow::{Acknowledged, Follow, HEARTBEAT, Report, There, Waker};
 pub use in_parts::Partly;
@@ -74,6 +75,7 @@ pub use members::{LINGER, Member, Members, MembersThere, MembersWriter, Membersh
 pub use mesh::Mesh;
 pub use named::{Named, named};
 pub use operator::{Operator, Removed};
+pub use pace::Pace;
 pub use peers::{Peer, PeersOf};
 pub use places::{ClaimsOf, Move, due_places, place_vnics};
 pub use reclaiming::{Reclaim, Reclaimed, due_reclaims};

@@ -36,6 +36,8 @@ pub struct View {
     members: BTreeMap<(String, usize), Members>,
     /// Counts the changes of those, and of the networks in them.
     members_version: u64,
+    /// Counts those of all that a controller decides by.
+    control_version: u64,
     mesh_version: u64,
     followed: BTreeMap<String, Followed>,
     /// The revision of each host's last word.
@@ -133,6 +135,7 @@ impl View {
             holdings: BTreeMap::new(),
             members: BTreeMap::new(),
             members_version: 0,
+            control_version: 0,
             mesh_version: 0,
             followed: BTreeMap::new(),
             vnics: BTreeMap::new(),
@@ -159,9 +162,10 @@ impl View {
                 // Words of an etcd that is as it once was are news.
                 let current_since = self.current_since.filter(|_| revision >= self.revision).or(Some(now));
                 let (members_version, mesh_version) = (self.members_version + 1, self.mesh_version + 1);
+                let control_version = self.control_version + 1;
                 let new = Self::new(self.keys.root(), self.scope);
-                let before =
-                    std::mem::replace(self, Self { revision, members_version, mesh_version, current_since, ..new });
+                let new = Self { revision, members_version, mesh_version, control_version, current_since, ..new };
+                let before = std::mem::replace(self, new);
                 for entry in entries {
                     self.change(&entry.key.clone(), Some(entry), now);
                 }
@@ -188,7 +192,15 @@ impl View {
     }
 
     fn change(&mut self, key: &str, entry: Option<Entry>, now: Instant) -> bool {
-        match self.keys.meaning(key) {
+        let meaning = self.keys.meaning(key);
+        let is_for_control = match meaning {
+            // The serial numbers of these parts, without which a controller writes nothing there.
+            None => [self.keys.blocks(), self.keys.places()].iter().any(|part| key.starts_with(part)),
+            Some(Meaning::Members { .. } | Meaning::Followed(_) | Meaning::Vnics { .. }) => false,
+            Some(_) => true,
+        };
+        self.control_version += u64::from(is_for_control);
+        match meaning {
             None => false,
             Some(Meaning::Identity) => {
                 self.identity_at = entry.as_ref().map(|entry| entry.modified).unwrap_or_default();
@@ -216,12 +228,7 @@ impl View {
             }
             Some(Meaning::Holdings(host)) => {
                 self.spoke.insert(host.to_owned(), now);
-                // Those that can't be read are none, but they are there: their host writes over them.
-                let holdings = entry.map(|entry| {
-                    let holdings = value(sized(Some(&entry))).map(Holdings::bounded).unwrap_or_default();
-                    (entry.modified, holdings)
-                });
-                put(&mut self.holdings, host.to_owned(), holdings);
+                self.take_holdings(host, entry.as_ref());
                 false
             }
             Some(Meaning::Members { host, part }) => {
@@ -232,8 +239,7 @@ impl View {
             }
             Some(Meaning::Followed(host)) => {
                 self.heard.insert(host.to_owned(), now);
-                put(&mut self.words, host.to_owned(), entry.as_ref().map(|entry| entry.modified));
-                put(&mut self.followed, host.to_owned(), value(sized(entry.as_ref())).map(Followed::bounded));
+                self.take_followed(host, entry.as_ref());
                 false
             }
             Some(Meaning::Vnics { host, part }) => {
@@ -254,6 +260,26 @@ impl View {
                 put(&mut self.blocks, (network.to_owned(), host.to_owned()), block)
             }
         }
+    }
+
+    /// Whether a host says that it has other ranges, or has followed all that is declared, and had not.
+    fn is_other_for_control(&self, host: &str, followed: Option<&Followed>) -> bool {
+        let said = |followed: &Followed| (followed.ranges.clone(), followed.revision >= self.declared_at.0);
+        // One that all was taken back from is given blocks again when it speaks.
+        self.reclaimed.contains_key(host) || followed.map(said) != self.followed.get(host).map(said)
+    }
+
+    fn take_holdings(&mut self, host: &str, entry: Option<&Entry>) {
+        // Those that can't be read are none, but they are there: their host writes over them.
+        let read = |entry: &Entry| value(sized(Some(entry))).map(Holdings::bounded).unwrap_or_default();
+        put(&mut self.holdings, host.to_owned(), entry.map(|entry| (entry.modified, read(entry))));
+    }
+
+    fn take_followed(&mut self, host: &str, entry: Option<&Entry>) {
+        let followed: Option<Followed> = value(sized(entry)).map(Followed::bounded);
+        self.control_version += u64::from(self.is_other_for_control(host, followed.as_ref()));
+        put(&mut self.words, host.to_owned(), entry.map(|entry| entry.modified));
+        put(&mut self.followed, host.to_owned(), followed);
     }
 
     fn take_members(&mut self, of: (String, usize), entry: Option<&Entry>) {
@@ -353,6 +379,12 @@ impl View {
     /// Another number once any host has other members than before.
     pub fn members_version(&self) -> u64 {
         self.members_version
+    }
+
+    /// Another number once anything has come by which controllers decide, but for the time that passes: a claim that
+    /// is not said again does not count after a while, which makes nothing due.
+    pub fn control_version(&self) -> u64 {
+        self.control_version
     }
 
     /// Another number once any host may be in other networks than before.

@@ -1,6 +1,8 @@
 //! The other hosts, and their addresses.
-use crate::given::{Given, network, object, record};
-use freeflow_cluster::{HostRecord, PeersOf, View};
+use crate::given::{Given, ROOT, network, object, record};
+use freeflow_cluster::{Followed, HostRecord, News, PeersOf, View};
+use freeflow_orchestrator::Revision;
+use freeflow_orchestrator::store::Entry;
 use freeflow_router::peering::PeersFile;
 use serde_json::json;
 
@@ -156,4 +158,40 @@ fn more_than_a_router_takes_is_left_out_and_said() {
     let PeersOf { peers, problems } = peers(&given.view());
     assert_eq!(peers[0].prefixes.len(), 4096);
     assert!(problems.len() == 5 && problems[0].message.contains("more than 4096 ranges"), "{problems:?}");
+}
+
+#[test]
+fn a_controller_looks_only_where_something_has_come_that_it_decides_by() {
+    let mut view = Given::new().declared(vec![network("red", "10.50.0.0/16")]).host("h1", &record(1)).view();
+    let (mut at, declared) = (1000, 1001);
+    let mut is_look_due = |key: &str, value: Option<Vec<u8>>| {
+        at += 1;
+        let (before, key, revision) = (view.control_version(), format!("{ROOT}/{key}"), Revision(at));
+        let entry = |value| Entry { key: key.clone(), value, created: revision, modified: revision, lease: None };
+        view.take(News::Changed(revision, vec![(key.clone(), value.map(entry))]));
+        view.control_version() != before
+    };
+    let word = |revision, at_s, range: Option<&str>| {
+        let ranges = range.map(|range| ("red".to_owned(), range.to_owned())).into_iter().collect();
+        serde_json::to_vec(&Followed { revision, at_s, ranges, ..Followed::default() }).ok()
+    };
+    assert!(is_look_due("declared/data/serial", Some(Vec::new())), "at the revision that hosts follow");
+    let said = "said/h1/data/followed";
+    assert!(is_look_due(said, word(declared - 1, 1, None)), "the first word");
+    assert!(!is_look_due(said, word(declared - 1, 2, None)), "the same again");
+    assert!(is_look_due(said, word(declared, 3, None)), "now it has followed all");
+    assert!(!is_look_due(said, word(declared + 9, 4, None)));
+    assert!(is_look_due(said, word(declared + 9, 5, Some("10.50.0.0/24"))), "another range");
+    assert!(!is_look_due("said/h1/receipts/w/1", Some(b"done".to_vec())));
+    assert!(!is_look_due("hosts/h1/data/members/0", Some(b"{\"networks\":{}}".to_vec())));
+    for key in ["blocks/data/serial", "places/data/serial", "declared/data/serial", "hosts/h1/data/holdings"] {
+        assert!(is_look_due(key, Some(b"{}".to_vec())), "{key}");
+    }
+    assert!(
+        is_look_due("blocks/data/red/h1", Some(b"10.50.0.0/24".to_vec())) && is_look_due("hosts/h1/data/record", None)
+    );
+    assert!(is_look_due(said, None), "it has said nothing");
+    let before = view.control_version();
+    view.take(News::Listed(Revision(at + 1), Vec::new()));
+    assert_ne!(view.control_version(), before);
 }
