@@ -189,8 +189,11 @@ def test_the_follower_is_begun_again_by_up(hosts):
     harness.run(["kill", "-KILL", str(process["pid"])], 10)
     hosts.wait("it is said", lambda: "not followed" in host.freeflow("status"))
     need("nobody follows it" in host.freeflow("doctor", codes=(1,)), "doctor says nothing")
+    # The one that was killed had a problem, which the next one has not.
+    (host.run_dir / "cluster.problems").write_text('["of the one before"]')
     host.freeflow("up")
     need("followed, see" in host.freeflow("status"), "it does not follow")
+    need("of the one before" not in host.freeflow("doctor", codes=(0, 1)), "a problem of the process that was killed")
     hosts.as_operator("delete", "network", "late")
     hosts.wait("it is gone", lambda: not hosts.network(3, "late"))
 

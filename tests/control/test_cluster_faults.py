@@ -11,20 +11,23 @@ import pytest
 
 import harness
 from harness import cluster_history as history
-from harness.cluster_faults import WEIGHTS, FaultyHosts, Trial, schedule, shown
-from harness.cluster_history import Belief, Change, Force, Holding, Packet
+from harness.cluster_faults import STEP_HOURS, WEIGHTS, FaultyHosts, Trial, schedule, shown
+from harness.cluster_history import Belief, Change, Delivery, Force, Holding, Packet
 from harness.failure import need
 from harness.settings import FULL, SEED
 
 SEEDS = 200 if FULL else 20
 FAULTS_SHOWN = 20
 ADDRESS = "10.50.0.226"
-totals = {}
+# So soon after the last fault hosts are to be equal. That depends on the machine, and on commands that wait for a vNIC then,
+# so it is said how many seeds took longer, and a seed fails by EQUAL_SECONDS alone.
+EQUAL_WANTED_SECONDS = 5
+totals, times = {}, []
 
 
 @pytest.fixture(scope="module")
 def hosts():
-    harness.require_commands("etcd", "etcdctl", "openssl")
+    harness.require_commands("etcd", "etcdctl", "openssl", "patchelf", "unshare")
     hosts = FaultyHosts()
     yield hosts
     hosts.close()
@@ -37,10 +40,11 @@ def test_a_seed(hosts, seed):
     try:
         trial.start_traffic()
         equal = trial.wait_until_equal(trial.play())
+        of_fault = time.monotonic() - trial.healed
         requests = trial.stop_traffic()
         wrong, counts = trial.check()
         need(not wrong, "\n".join([f"{len(wrong)} faults:", *wrong[:FAULTS_SHOWN]]))
-        need(counts["packets"] and requests, f"nothing was accepted: {counts}, {requests} requests")
+        need(counts["packets"] and counts["deliveries"] and requests, f"nothing was accepted: {counts}, {requests} requests")
         trial.end_containers()
     except BaseException as failure:
         # The schedule, and what came of it.
@@ -52,14 +56,17 @@ def test_a_seed(hosts, seed):
     counts |= {"forces": sum(words[0] == "force" for _, words in trial.actions), "requests": requests}
     for key, count in counts.items():
         totals[key] = totals.get(key, 0) + count
-    totals["slowest"] = max(totals.get("slowest", 0), round(equal, 2))
-    print(f"seed {seed}: {trial.notes_of_end()}; equal after {equal:.2f} s, {time.monotonic() - begin:.2f} s in all, {counts}")
+    print(f"seed {seed}: {trial.notes_of_end()}; equal {equal:.2f} s after the last command and {of_fault:.2f} s after the last fault, "
+          f"{time.monotonic() - begin:.2f} s in all, {counts}")
+    times.append(of_fault)
 
 
 def test_all_kinds_of_faults_were_met(hosts):
     """The seeds before did what they are for, and how much of it."""
-    print(totals)
-    need(totals.get("places", 0) > SEEDS and totals.get("forces", 0) > SEEDS // 4 and totals.get("beliefs", 0) > SEEDS,
+    print(f"{totals}; hosts were equal {max(times, default=0):.2f} s after the last fault at most, "
+          f"{sum(one > EQUAL_WANTED_SECONDS for one in times)} of {len(times)} seeds took more than {EQUAL_WANTED_SECONDS} s")
+    need(totals.get("places", 0) > SEEDS and totals.get("forces", 0) > SEEDS // 4 and totals.get("beliefs", 0) > SEEDS
+         and totals.get("stepped", 0),
          f"the seeds met little (this case runs after all of them): {totals}")
 
 
@@ -89,6 +96,22 @@ def test_a_packet_that_is_accepted_late_is_found():
     need(not late(5, "host2") and not late(35, "host3") and not late(25, "host1", by="host2"), "nothing is known of these")
     need(not late(25, "host3"), "a router's own vNICs are not by its peers file")
     need(late(25, "host1") and late(15, "host2") and late(35, "host2"), "they are late")
+
+
+def test_a_packet_that_is_sent_to_a_former_holder_is_found():
+    beliefs = [Belief("host3", 10, 20, {ADDRESS: "host1"}), Belief("host3", 20, 30, {ADDRESS: "host2"}), Belief("host3", 30, 40, {})]
+
+    def late(sent, at, to, sender="host3"):
+        return len(history.late_deliveries([Delivery(sent, at, sender, to, ADDRESS)], beliefs))
+    need(not late(15, 15.1, "host1") and not late(25, 25.1, "host2"), "they are right")
+    need(not late(19.9, 20.6, "host2") and not late(20.2, 20.4, "host1"), "the router may go by the one file or by the other")
+    need(not late(5, 5.1, "host2") and not late(25, 25.1, "host1", sender="host2"), "nothing is known of these")
+    need(not late(25, 25.1, "host3"), "a router's own vNICs are not by its peers file")
+    need(late(25, 25.1, "host1") and late(15, 15.1, "host2") and late(35, 35.1, "host2"), "they are late")
+
+
+def test_times_of_a_stepped_clock_are_the_machines():
+    need(all(history.unstepped(1234.5 + hours * 3600, 1000.0) == 1234.5 for hours in (0, *STEP_HOURS)), "a log's time is wrong")
 
 
 def test_beliefs_are_what_the_router_has_read():

@@ -18,6 +18,8 @@ class Hosts:
 
     controllers = (1,)
     etcd_options = {}
+    # The host where operators are.
+    operator_at = 3
 
     def __init__(self):
         self.lab = Lab(3, 1500)
@@ -46,16 +48,17 @@ class Hosts:
         file = self.etcd.file(name, controller=number in self.controllers, **fields)
         host.freeflow("up", "--cluster", file, "--address", row["address"], "--range", row["range"], "--host", name)
 
-    def as_operator(self, *words, at=3, codes=(0,), seconds=60):
+    def as_operator(self, *words, at=None, codes=(0,), seconds=60):
+        at = at or self.operator_at
         command = self.host(at).enter(self.host(at).freeflow_path, *words, "--cluster", self.operator)
         return run(command, seconds, codes=codes)
 
-    def apply(self, text, at=3, **options):
+    def apply(self, text, at=None, **options):
         path = self.lab.directory / "declared.yaml"
         path.write_text(text)
         return self.as_operator("apply", "-f", path, at=at, **options)
 
-    def status(self, at=3):
+    def status(self, at=None):
         return json.loads(self.as_operator("cluster", "status", "-o", "json", at=at))
 
     def wait(self, what, so, seconds=SOON):

@@ -21,6 +21,7 @@ from harness.failure import Failure, need
 from harness.host import router_of
 from harness.processes import run
 from harness.settings import PORT
+from harness.stepped import SteppedPrograms
 
 VNICS = ("alpha", "beta", "gamma")
 NETWORKS = ("blue", "green")  # come and go
@@ -37,9 +38,16 @@ EQUAL_SECONDS = 5 + 7 + 8
 OF_VIEWS = "can't say which vNICs this host has"
 COMMAND_SECONDS = 60
 PATIENCE_SECONDS = 1.0
+# Hosts whose clocks are stepped; an operator is on the other one.
+STEPPED = (2, 3)
+# Multiples of `history.STEP_UNIT_S`. By a clock that is behind no certificate has begun to be good; by one that is ahead
+# none has ended.
+STEP_HOURS = (-24, -6, 6, 24)
+AHEAD_S = 1_000_000
 WEIGHTS = {
     "run": 6, "end": 3, "move": 2, "force": 2, "declare": 2, "delete": 2, "kill follower": 2, "stop follower": 2,
     "kill router": 2, "kill etcd": 2, "stop etcd": 1, "slow etcd": 1, "cut": 2,
+    "step clock": 3,
 }
 NETWORK = """
 apiVersion: freeflow.io/v1
@@ -95,6 +103,8 @@ def schedule(seed):
                 fault(at, kind, "quick etcd")
             case "cut":
                 fault(at, kind, "heal", victim)
+            case "step clock":
+                fault(at, kind, "set clock", chosen.choice(STEPPED), chosen.choice(STEP_HOURS))
     return victim, sorted(actions)
 
 
@@ -104,9 +114,10 @@ def shown(actions):
 
 class FaultyHosts(Hosts):
     """Three hosts, two of them controllers, with a container each that nobody ends: it notes whose packets its router
-    accepts, and carries the traffic that no fault may disturb."""
+    accepts, sends to whoever holds an address, and carries the traffic that no fault may disturb."""
 
     controllers = (1, 2)
+    operator_at = 1
     etcd_options = {"election_ms": 1000}
 
     def __init__(self):
@@ -118,6 +129,12 @@ class FaultyHosts(Hosts):
             raise
 
     def prepare(self):
+        self.began = time.time()
+        self.clocks = {n: SteppedPrograms(self.lab.directory / f"stepped{n}", n * AHEAD_S) for n in STEPPED}
+        for number, programs in self.clocks.items():
+            host = self.host(number)
+            host.freeflow("down", "--force")
+            host.freeflow_path, host.prefix = programs.path, programs.prefix
         self.as_operator("cluster", "init")
         for number in HOSTS:
             self.join(number)
@@ -130,10 +147,11 @@ class FaultyHosts(Hosts):
         self.watched = self.lab.directory / "watched"
         self.watched.mkdir()
         self.fixed = {n: self.host(n).container("fixed", "--network", "red") for n in HOSTS}
-        self.watchers = {n: c.start(self.program, "watch", self.watched, name_of(n), c.ip) for n, c in self.fixed.items()}
+        for number, container in self.fixed.items():
+            container.start(self.program, self.watched, f"{name_of(number)}.watcher", container.ip, number, 0, ".holder")
         self.wait("watchers", lambda: len(list(self.watched.glob("*.watcher"))) == len(HOSTS))
         self.wanted = {f"vnics/{vnic}": True for vnic in VNICS} | {"networks/red": True}
-        self.read, self.runs, self.numbers = dict.fromkeys(HOSTS, 0), {}, itertools.count()
+        self.read, self.runs, self.numbers = {}, {}, itertools.count(1)
         self.forces, self.keys = [], {}
         self.revision = self.mark()
 
@@ -146,6 +164,10 @@ class FaultyHosts(Hosts):
         with contextlib.suppress(OSError, ValueError, KeyError):
             pid = json.loads((self.host(number).run_dir / "cluster.pid").read_text())["pid"]
             return pid if router_of(pid, self.host(number).run_dir) else None
+
+    def time_of(self, text):
+        """Of a log's line, whatever the clock of its host was."""
+        return history.unstepped(history.log_time(text), self.began)
 
     # ---- etcd's history
 
@@ -245,12 +267,12 @@ class Trial:
     def __init__(self, hosts, seed):
         self.hosts, self.seed = hosts, seed
         self.victim, self.actions = schedule(seed)
-        self.notes, self.begin = [], time.time()
+        self.notes, self.begin, self.healed = [], time.time(), None
         self.pool = concurrent.futures.ThreadPoolExecutor(16)
         # Operators speak one after the other, so that it is known what was said last.
         self.operator = concurrent.futures.ThreadPoolExecutor(1)
         self.members = threading.RLock()
-        self.stopped, self.quick, self.claiming = set(), threading.Event(), []
+        self.stopped, self.quick, self.claiming, self.runs = set(), threading.Event(), [], {}
         self.recorder = Recorder(hosts)
 
     # ---- what goes on
@@ -266,7 +288,7 @@ class Trial:
             pool = self.operator if words[0] in ("declare", "delete") else self.pool
             pending.append(pool.submit(self.act, words))
         self.heal()
-        healed = time.monotonic()
+        healed = self.healed = time.monotonic()
         # An operator may lose patience with a container whose vNIC does not come.
         concurrent.futures.wait(pending, timeout=PATIENCE_SECONDS)
         for running in self.claiming:
@@ -292,9 +314,11 @@ class Trial:
     def run(self, vnic, host):
         number = next(self.hosts.numbers)
         self.hosts.runs[number] = vnic
+        if vnic in self.hosts.addresses:
+            self.runs[number] = (vnic, host)
         running = harness.Running(self.hosts.host(host).command(
-            "run", "-d", "--rm", "--share-host", "--name", vnic, "--vnic", vnic, "--", self.hosts.program, "send", self.hosts.watched, host,
-            number))
+            "run", "-d", "--rm", "--share-host", "--name", vnic, "--vnic", vnic, "--", self.hosts.program, self.hosts.watched,
+            f"{number}.holder", self.hosts.addresses.get(vnic, "-"), host, number, ".watcher"))
         self.claiming.append(running)
         running.wait(COMMAND_SECONDS)
         return running.output()
@@ -327,10 +351,11 @@ class Trial:
         key, wanted = f"networks/{name}" if name in NETWORKS else f"vnics/{name}", self.hosts.wanted
         before, wanted[key] = wanted.get(key, False), None
         said = self.hosts.as_operator(*words, codes=range(256))
-        if any(word in said for word in ("created", "unchanged", "deleted")):
-            wanted[key] = to
-        elif "nothing was changed" in said or "NotFound" in said:
+        # A refusal may speak of a vNIC that was deleted.
+        if "nothing was changed" in said or "NotFound" in said:
             wanted[key] = before
+        elif any(word in said for word in ("created", "unchanged", "deleted")):
+            wanted[key] = to
         return said
 
     # ---- faults
@@ -394,11 +419,19 @@ class Trial:
     def cut(self, host):
         self.hosts.lab.cut(host)
 
+    def step_clock(self, host, hours):
+        self.hosts.clocks[host].step(hours * 3600)
+
+    def set_clock(self, host, _hours):
+        self.hosts.clocks[host].step(0)
+
     def heal(self, host=None):
         """One host's link; without one everything that there is to heal."""
         if host is not None:
             return self.hosts.lab.heal(host)
         self.quick.set()
+        for clock in self.hosts.clocks.values():
+            clock.step(0)
         for number in HOSTS:
             self.continue_follower(number)
             self.start_etcd(number)
@@ -438,12 +471,17 @@ class Trial:
     def wait_until_equal(self, since):
         last = ["nobody has looked"]
         while time.monotonic() - since < EQUAL_SECONDS:
-            with contextlib.suppress(Failure, OSError, ValueError, KeyError):
+            before = last
+            try:
                 last = self.unequal()
-                if not last:
-                    return time.monotonic() - since
+            except (Failure, OSError, ValueError, KeyError) as error:
+                last = [f"not to be had: {str(error)[:200]}"]
+            if not last:
+                return time.monotonic() - since
+            if last != before:
+                self.note(f"unequal: {'; '.join(last)[:300]}")
             time.sleep(0.1)
-        raise Failure(f"hosts are not equal {EQUAL_SECONDS} s after the last fault:\n  " + "\n  ".join(last))
+        raise Failure(f"hosts are not equal {EQUAL_SECONDS} s after the last command:\n  " + "\n  ".join(last))
 
     def unequal(self):
         hosts = self.hosts
@@ -466,14 +504,16 @@ class Trial:
         """Faults in what has happened since the beginning; and counts of what there was."""
         hosts = self.hosts
         self.recorder.stop()
-        holdings, beliefs, packets = [], [], []
+        holdings, beliefs, stepped = [], [], 0
         for number in HOSTS:
             host, name = hosts.host(number), name_of(number)
             there = Api(host).want(200, "GET", "/vnics?floating=true")["items"]
             present = {address for item in there for address in item["spec"]["addresses"] if is_floating(address)}
-            holdings += history.holdings_of(name, history.lines_of(host.run_dir / "audit.log"), is_floating, present)
-            beliefs += history.beliefs_of(name, self.recorder.versions[number], reads_of(host))
-            packets += self.packets(number)
+            audit = history.lines_of(host.run_dir / "audit.log")
+            stepped += sum(abs(history.log_time(row["time"]) - hosts.time_of(row["time"])) > 1 for row in audit)
+            holdings += history.holdings_of(name, audit, is_floating, present, hosts.time_of)
+            beliefs += history.beliefs_of(name, self.recorder.versions[number], reads_of(host, audit, hosts.time_of))
+        packets, deliveries = self.packets(), self.deliveries()
         until, (declared, _, _) = hosts.mark(), hosts.stored()
         changes = hosts.changes(hosts.revision, until)
         hosts.revision = until
@@ -483,25 +523,48 @@ class Trial:
             forces_to.setdefault(vnic, set()).add(force.to)
         wrong = history.two_holders([one for one in holdings if (one.end or time.time()) > self.begin - 1], hosts.forces)
         wrong += history.late_packets(packets, beliefs)
+        wrong += history.late_deliveries(deliveries, beliefs)
         wrong += history.unreleased_places([*hosts.keys.values(), *changes], forces_to)
         hosts.keys |= {change.key: change for change in changes}
         hosts.wanted = {key: key in declared for key in hosts.wanted}
         placed = sum(change.key.startswith("/freeflow/places/data/") and not change.key.endswith("/serial") for change in changes)
-        return wrong, {"packets": len(packets), "beliefs": len(beliefs), "places": placed, "holdings": len(holdings)}
+        return wrong, {"packets": len(packets), "deliveries": len(deliveries), "beliefs": len(beliefs), "places": placed,
+                       "holdings": len(holdings), "stepped": stepped}
 
-    def packets(self, number):
-        """Those that the host's router has accepted since the last trial."""
-        watcher, read = self.hosts.watchers[number], self.hosts.read
-        fd = watcher.output_file.fileno()
-        text = os.pread(fd, os.fstat(fd).st_size - read[number], read[number]).decode(errors="replace")
-        read[number] += len(text[:text.rfind("\n") + 1].encode())
+    def packets(self):
+        """Those of holders that the routers of watchers have accepted since the last trial."""
         found = []
-        for words in (line.split() for line in text.splitlines()):
-            if len(words) == 4 and all(word.isdecimal() for word in words):
-                address = self.hosts.addresses.get(self.hosts.runs[int(words[2])])
+        for number in HOSTS:
+            for at, _, sender, run_number in self.new_lines(f"{name_of(number)}.watcher"):
+                address = self.hosts.addresses.get(self.hosts.runs.get(run_number))
                 if address:
-                    found.append(history.Packet(int(words[0]) / 1e9, name_of(number), name_of(int(words[1])), address))
+                    found.append(history.Packet(at, name_of(number), name_of(sender), address))
         return found
+
+    def deliveries(self):
+        """Those of watchers that holders were given in this trial."""
+        found = []
+        for number, (vnic, host) in self.runs.items():
+            for at, sent, sender, _ in self.new_lines(f"{number}.holder"):
+                found.append(history.Delivery(sent, at, name_of(sender), name_of(host), self.hosts.addresses[vnic]))
+        return found
+
+    def new_lines(self, name):
+        """What an end has noted since it was last asked: times in seconds of the receipt and of the sending, and the
+        sender's host and run."""
+        path, read = self.hosts.watched / f"{name}.log", self.hosts.read
+        if not path.exists():
+            return
+        with open(path, "rb") as file:
+            file.seek(read.get(name, 0))
+            text = file.read()
+        text = text[:text.rfind(b"\n") + 1]
+        read[name] = read.get(name, 0) + len(text)
+        for words in (line.split() for line in text.decode(errors="replace").splitlines()):
+            # Where a holder was killed a part of a line may have no end.
+            if len(words) == 5 and all(word.isdecimal() for word in words):
+                at, sent, sender, run_number, _ = map(int, words)
+                yield at / 1e9, sent / 1e9, sender, run_number
 
     def end_containers(self):
         def end(number):
@@ -515,14 +578,17 @@ class Trial:
         self.quick.set()
         for pool in (self.pool, self.operator):
             pool.shutdown()
+        # Nobody sends to ends of former trials.
+        for path in self.hosts.watched.glob("*.holder*"):
+            path.unlink(missing_ok=True)
 
 
 def is_floating(address):
     return ipaddress.ip_address(address) in FLOATING
 
 
-def reads_of(host):
+def reads_of(host, audit, time_of):
     """When the router has read its peers file."""
     log = (host.run_dir / "router.log").read_text(errors="replace").splitlines()
-    begins = [row for row in history.lines_of(host.run_dir / "audit.log") if row.get("what") == "begins"]
-    return [history.log_time(line.split()[0]) for line in log if "peers file read" in line] + [history.log_time(row["time"]) for row in begins]
+    reads = [line.split()[0] for line in log if "peers file read" in line]
+    return [time_of(text) for text in reads + [row["time"] for row in audit if row.get("what") == "begins"]]

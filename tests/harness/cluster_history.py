@@ -10,6 +10,8 @@ from datetime import datetime
 
 # Of two logs' lines: they have milliseconds.
 LOG_SECONDS = 0.02
+# Clocks are stepped by multiples of it, which is more than a run of all trials takes.
+STEP_UNIT_S = 6 * 3600
 # From a router's line that it has read its peers file until the last packet that it had taken before is seen.
 PACKET_SECONDS = 0.5
 
@@ -52,6 +54,16 @@ class Packet:
 
 
 @dataclasses.dataclass(frozen=True)
+class Delivery:
+    """A holder of an address on a host was given a packet that was sent to the address on another one."""
+    sent: float
+    at: float
+    sender: str
+    to: str
+    address: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Change:
     """Of a key of etcd's, at a revision; None: it was deleted."""
     revision: int
@@ -66,7 +78,12 @@ def log_time(text):
     return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
 
 
-def holdings_of(host, audit, floating, present):
+def unstepped(at, began):
+    """The machine's time, since `began`, of one that a stepped clock has given."""
+    return began + (at - began) % STEP_UNIT_S
+
+
+def holdings_of(host, audit, floating, present, time_of=log_time):
     """From the lines of an audit log. A router that is killed may lose its last ones: what it then had, or has not, at
     the end (`present`) is as if it had been noted with the last line before. `floating` chooses addresses."""
     began, found, last, router = {}, [], 0.0, 0.0
@@ -75,7 +92,7 @@ def holdings_of(host, audit, floating, present):
         found.append(Holding(host, address, began.pop(address), at))
     kept = {}
     for row in audit:
-        at = log_time(row["time"])
+        at = time_of(row["time"])
         if row.get("event") == "router" and row.get("what") == "begins":
             kept, router = {address: last for address in began}, at
         if row.get("kind") == "Vnic" and row.get("outcome") in ("created", "deleted"):
@@ -145,6 +162,22 @@ def late_packets(packets, beliefs):
             if holder != packet.sender:
                 wrong.append(f"{packet.by} accepted {packet.address} from {packet.sender} at {packet.at:.3f}; since {belief.begin:.3f} "
                              f"it knew that it is {holder or 'none of its peers'}'s")
+    return wrong
+
+
+def late_deliveries(deliveries, beliefs):
+    """Packets to an address that a host's router has sent to a holder that was, by its peers file, the holder no more.
+    While the packet was under way the router read no other one, so it went by this."""
+    wrong = []
+    for one in deliveries:
+        if one.sender == one.to:
+            continue
+        for belief in beliefs:
+            holder = belief.holders.get(one.address)
+            is_then = belief.host == one.sender and belief.begin + PACKET_SECONDS < one.sent and one.at < belief.end
+            if is_then and holder != one.to:
+                wrong.append(f"{one.sender} sent {one.address} to {one.to} at {one.sent:.3f}; since {belief.begin:.3f} it knew that it is "
+                             f"{holder or 'none of its peers'}'s")
     return wrong
 
 

@@ -18,8 +18,8 @@ class Etcd:
     """A cluster of etcd's; `file(user)` is the cluster file of a user. Without users its certificates, and the files of
     the operator and of controllers, are those of `freeflow cluster authority`."""
 
-    def __init__(self, lab, directory, users=None, options=(), is_made=False, election_ms=2000):
-        self.lab, self.directory, self.election_ms = lab, directory, election_ms
+    def __init__(self, lab, directory, users=None, options=(), is_made=False, election_ms=2000, more=()):
+        self.lab, self.directory, self.election_ms, self.more = lab, directory, election_ms, more
         self.addresses = [row["address"] for row in lab.status()["hosts"]]
         self.members = {}
         self.has_own_server_files = users is None
@@ -64,7 +64,7 @@ class Etcd:
         address = self.addresses[number - 1]
         all_members = ",".join(f"m{i}=https://{other}:{PEER_PORT}" for i, other in enumerate(self.addresses, 1))
         words = ["etcd", "--name", f"m{number}", "--data-dir", f"m{number}", "--initial-cluster", all_members,
-                 "--initial-cluster-state", "new",
+                 "--initial-cluster-state", "new", *self.more,
                  "--heartbeat-interval", str(self.election_ms // 10), "--election-timeout", str(self.election_ms)]
         server = f"etcd-{address}" if self.has_own_server_files else "server"
         for side, pair, port in (("", server, CLIENT_PORT), ("peer-", f"{server}-peer", PEER_PORT)):

@@ -71,6 +71,9 @@ class Container:
 class RunDirectory:
     """A run directory of its own, and the command that works on it; `close` is its end."""
 
+    # The program that runs the command, with its options.
+    prefix = ()
+
     # Of all routers so far: what their logs say of system calls that their filters refused. No test may cause any.
     refused_calls = set()
 
@@ -94,7 +97,7 @@ class RunDirectory:
                 RunDirectory.refused_calls |= {line.split(" ", 1)[1] for line in lines if "a system call was refused" in line}
 
     def command(self, *words):
-        return [str(word) for word in (self.freeflow_path, "--run-dir", self.run_dir, *words)]
+        return [str(word) for word in (*self.prefix, self.freeflow_path, "--run-dir", self.run_dir, *words)]
 
     def freeflow(self, *words, seconds=60, codes=(0,)):
         return run(self.command(*words), seconds, codes=codes)

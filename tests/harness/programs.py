@@ -59,3 +59,17 @@ def make(directory, target=None, lock=".lock"):
 def program(name):
     """The path of a C test program, built if need be."""
     return str(make(settings.PROGRAMS) / name)
+
+
+def dynamic(name):
+    """A program of FreeFlow's that is linked dynamically, so that a library can stand before the C library's: what was
+    built to be tested, if it is that, or cargo's build for tests."""
+    path = settings.DIST / "bin" / name
+    if b"\0/lib64/ld-linux" not in path.read_bytes()[:4096]:
+        # In a workspace's build each crate has the features that `cargo test` wants of it.
+        words = ["cargo", "build", "--quiet", "--locked", "--workspace", "--bin", name]
+        built = subprocess.run(words, cwd=settings.ROOT, env={**os.environ, "CARGO_TARGET_DIR": str(settings.TARGET)},
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        need(built.returncode == 0, f"{name} does not build:\n{built.stdout}")
+        path = settings.TARGET / "debug" / name
+    return path

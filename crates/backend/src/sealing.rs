@@ -74,13 +74,6 @@ impl Udp {
         }
     }
 
-    /// The peer is none any more, or has another identity: nothing of its keys is good from now on.
-    pub fn drop_keys(&mut self, index: PeerIndex) {
-        if let Some(seal) = self.seal_of(index) {
-            seal.forget();
-        }
-    }
-
     /// Adds the packet that was written to its batch: sealed, and shown to a capture before.
     pub(crate) fn seal_with_key(&mut self, pending: Pending, flip: Option<u32>) {
         if self.capture.is_some() {

@@ -1,6 +1,6 @@
 //! The command line. Its help texts are a checked-in list: `tests/help.txt`.
 
-use crate::arguments_control::{AllHosts, Apply, Cluster, Delete, Describe, Diff, Get, MoveVnic, Top};
+use crate::arguments_control::{AllHosts, Apply, Cluster, Delete, Describe, Diff, Get, HostAction, MoveVnic, Top};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -121,6 +121,9 @@ pub enum Command {
     /// Make a cluster of hosts that follow one declaration on etcd; show it
     #[command(subcommand)]
     Cluster(Cluster),
+    /// Drain a host of a cluster, or remove it
+    #[command(subcommand)]
+    Host(HostAction),
     /// Move a declared vNIC to another host of a cluster, with its address; its container there is stopped
     Move(MoveVnic),
     /// Check this machine for missing parts, and show how to add them

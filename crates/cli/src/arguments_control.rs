@@ -221,6 +221,17 @@ pub enum Cluster {
         /// together [default: 64]
         #[arg(long, value_name = "HOSTS")]
         full_mesh: Option<u32>,
+        /// Take blocks of addresses back from a host that is silent for so long: 20s to 365d, or never [default: 24h]
+        #[arg(long, value_name = "TIME", value_parser = parse_reclaim_after)]
+        reclaim_after: Option<ReclaimAfter>,
+        #[command(flatten)]
+        of: OfCluster,
+    },
+    /// Change what `init` has set
+    Set {
+        /// Take blocks of addresses back from a host that is silent for so long: 20s to 365d, or never
+        #[arg(long, value_name = "TIME", required = true, value_parser = parse_reclaim_after)]
+        reclaim_after: ReclaimAfter,
         #[command(flatten)]
         of: OfCluster,
     },
@@ -239,6 +250,17 @@ pub enum Cluster {
         #[command(flatten)]
         of: OfCluster,
     },
+    /// Declare all that `export` has printed, in a cluster where nothing is declared
+    Import {
+        /// YAML or JSON: a file, a folder of files, or - for standard input
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+        /// Also where something is declared: objects of the file are changed, others stay
+        #[arg(long)]
+        force: bool,
+        #[command(flatten)]
+        of: OfCluster,
+    },
     /// Have hosts follow an etcd that was restored from a backup
     Restored {
         #[command(flatten)]
@@ -254,6 +276,34 @@ pub enum Cluster {
     /// Follow the cluster, as the process that `freeflow up` starts
     #[command(hide = true)]
     Follow,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum HostAction {
+    /// Start no more containers with the cluster's vNICs on a host; those that run go on
+    Drain {
+        #[arg(value_name = "HOST")]
+        host: String,
+        /// Stop those of `freeflow run`, too
+        #[arg(long)]
+        stop: bool,
+        #[command(flatten)]
+        of: OfCluster,
+    },
+    /// Start containers on a host again that was drained
+    Undrain {
+        #[arg(value_name = "HOST")]
+        host: String,
+        #[command(flatten)]
+        of: OfCluster,
+    },
+    /// Forget a host that is gone for good: the same as `freeflow cluster remove`
+    Remove {
+        #[arg(value_name = "HOST")]
+        host: String,
+        #[command(flatten)]
+        of: OfCluster,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -301,7 +351,29 @@ pub enum TokenAction {
     },
 }
 
+/// Seconds; `None`: never.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReclaimAfter(pub Option<u64>);
+
+fn parse_reclaim_after(text: &str) -> Result<ReclaimAfter, String> {
+    if text == "never" {
+        return Ok(ReclaimAfter(None));
+    }
+    match parse_long_time(text)?.as_secs() {
+        seconds if freeflow_cluster::RECLAIM_AFTER_S.contains(&seconds) => Ok(ReclaimAfter(Some(seconds))),
+        _ => Err("write a time from 20s to 365d, or never".into()),
+    }
+}
+
 fn parse_token_time(text: &str) -> Result<Duration, String> {
+    match parse_long_time(text)? {
+        Duration::ZERO => Err("a token that is good for no time is none".into()),
+        time if time > freeflow_cluster::TOKEN_TIME_MAX => Err("a token is good for 30d at most".into()),
+        time => Ok(time),
+    }
+}
+
+fn parse_long_time(text: &str) -> Result<Duration, String> {
     let (digits, unit) = text.split_at_checked(text.len().saturating_sub(1)).unwrap_or_default();
     let unit_s = match unit {
         "s" => 1,
@@ -311,12 +383,7 @@ fn parse_token_time(text: &str) -> Result<Duration, String> {
         _ => return Err("a time has a unit: s, m, h or d".into()),
     };
     let count: u32 = digits.parse().map_err(|_| "not a time, like 24h".to_string())?;
-    let time = Duration::from_secs(u64::from(count) * unit_s);
-    match time {
-        Duration::ZERO => Err("a token that is good for no time is none".into()),
-        time if time > freeflow_cluster::TOKEN_TIME_MAX => Err("a token is good for 30d at most".into()),
-        time => Ok(time),
-    }
+    Ok(Duration::from_secs(u64::from(count) * unit_s))
 }
 
 #[cfg(test)]
@@ -327,6 +394,12 @@ mod tests {
     fn the_time_of_a_token_has_a_unit() {
         for (text, seconds) in [("90s", 90), ("30m", 1800), ("24h", 86_400), ("30d", 30 * 86_400)] {
             assert_eq!(parse_token_time(text), Ok(Duration::from_secs(seconds)), "{text}");
+        }
+        for (text, seconds) in [("20s", Some(20)), ("365d", Some(365 * 86_400)), ("never", None)] {
+            assert_eq!(parse_reclaim_after(text), Ok(ReclaimAfter(seconds)), "{text}");
+        }
+        for bad in ["", "19s", "366d", "Never", "0", "-1h"] {
+            assert!(parse_reclaim_after(bad).is_err(), "{bad}");
         }
         for bad in ["", "h", "24", "0h", "31d", "-1h", "1.5h", "4294967296d", "1\u{e9}"] {
             assert!(parse_token_time(bad).is_err(), "{bad}");

@@ -10,15 +10,17 @@ use crate::publisher::Publisher;
 use freeflow_cluster::mirror::{Target, Wanted, carry_out, own_objects, present_of};
 use freeflow_cluster::{
     Admission, ClusterFile, Controller, Follow, Followed, Holdings, HostRecord, Identity, Mesh, Named, News, Pace,
-    Peer, PeersOf, Pending, Problem, Report, There, View, named, place_vnics,
+    Peer, PeersOf, Pending, Problem, Reclaimed, Report, There, View, named, place_vnics,
 };
 use freeflow_hostnet::run_dir::{RunDir, Settings};
 use freeflow_orchestrator::objects::{AnyObject, ObjectKind, parse_object};
 use freeflow_orchestrator::{Revision, State, is_clusters};
+use freeflow_shm::boottime_ns;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+mod lease;
 mod mesh;
 mod vnics;
 
@@ -39,6 +41,8 @@ const ELECTION_TIME: Duration = Duration::from_secs(5);
 /// etcd is asked by a new connection, with the files' certificates as they are then.
 const RENEWAL: Duration = Duration::from_secs(60);
 
+/// Between two looks at the names of others' vNICs.
+const NAMES_PAUSE: Duration = Duration::from_millis(500);
 /// Hosts are admitted so often at most, some at a time: whoever has a token can ask without end.
 const ADMISSION: Duration = Duration::from_millis(200);
 /// Tokens by which nobody joins any more lose their rights so soon.
@@ -108,6 +112,8 @@ struct Follower {
     renewal_said: Option<String>,
     /// The last words of the part that gives blocks.
     control_said: Option<String>,
+    /// And of the part that takes back what silent hosts have.
+    reclaim_said: Option<String>,
     /// The router has not read the peers file as it is.
     is_reload_due: bool,
     /// News that were not carried out.
@@ -115,6 +121,8 @@ struct Follower {
     whole_at: Instant,
     /// Since when etcd does not answer, and why.
     behind: Option<(Instant, String)>,
+    /// The router has noted that.
+    noted_away: bool,
     connected_at: Instant,
     /// When it last did, by CLOCK_MONOTONIC.
     heard_ns: u64,
@@ -129,7 +137,9 @@ struct Follower {
     peers: mesh::Peers,
     /// The version of all members that containers here have the names of, and those.
     named: (Option<u64>, Option<Vec<Named>>),
+    named_at: Option<Instant>,
     vnics: vnics::OwnVnics,
+    lease: lease::OwnLease,
     claims: Claims,
 }
 
@@ -147,6 +157,8 @@ fn ranges_of(target: &mut Host<'_>) -> Result<BTreeMap<String, String>> {
 
 /// Follows until it is ended.
 pub fn follow(run_dir: &RunDir) -> Result<()> {
+    // Problems of a process that was killed are not this one's, which notes its own where they are others than before.
+    note_problems(run_dir, &[]);
     record(run_dir)?;
     let settings = run_dir.settings().ok_or_else(|| Failure::new("this host is not up"))?;
     let mut follower = Follower::new(run_dir, &settings)?;
@@ -208,7 +220,8 @@ impl Follower {
             reported: Vec::new(),
             declared: None,
             vnics: Default::default(),
-            report: Report::start(&file, &settings.host)?,
+            lease: lease::OwnLease::new(),
+            report: Report::start(&file, &settings.host, boottime_ns)?,
             pace: Pace::default(),
             publisher: Publisher::start(run_dir, &settings.host)?,
             view: View::new(&file.root, file.scope()),
@@ -222,18 +235,21 @@ impl Follower {
             carried: Default::default(),
             controlled: None,
             control_said: None,
+            reclaim_said: None,
             run_dir: RunDir::new(run_dir.path())?,
             host: settings.host.clone(),
             is_reload_due: true,
             is_due: false,
             whole_at: Instant::now(),
             behind: None,
+            noted_away: false,
             connected_at: Instant::now(),
             heard_ns: freeflow_shm::monotonic_ns(),
             said: Vec::new(),
             believed: Vec::new(),
             peers: Default::default(),
             named: Default::default(),
+            named_at: None,
             file,
             record,
             directory,
@@ -244,7 +260,7 @@ impl Follower {
     fn round(&mut self) {
         let mut wait = match () {
             () if !self.claims.meetings().is_empty() => MEETING_ROUND,
-            () if self.vnics.is_busy() => SHORT_ROUND,
+            () if self.vnics.is_busy() || self.is_look_due() => SHORT_ROUND,
             () => self.word_wait().map_or(ROUND, |word| word.min(ROUND)),
         };
         while let Some(news) = self.follow.next(wait) {
@@ -257,6 +273,7 @@ impl Follower {
             self.pending.take(&news);
             self.is_due |= self.view.take(news);
         }
+        self.note_away();
         if self.behind.is_some() && self.connected_at.elapsed() > RENEWAL {
             self.connect_anew();
         }
@@ -266,7 +283,11 @@ impl Follower {
             let why = self.behind.as_ref().map_or("no answer yet", |(_, why)| why);
             return self.say(vec![Problem::new(format!("etcd does not answer: {why}"))]);
         }
-        self.look_at_mesh();
+        if let Some(declared) = &self.declared {
+            let is_urgent = !self.claims.meetings().is_empty();
+            self.is_due |= self.peers.look(&self.host, &self.view, declared, is_urgent);
+        }
+        self.is_due |= self.is_lease_due();
         let after = if self.waits_for_news { WHOLE } else { AGAIN };
         let has_news = self.let_go().unwrap_or_else(|failure| {
             log(&failure.to_string());
@@ -287,24 +308,62 @@ impl Follower {
         } else if has_news || self.word_wait().is_some_and(|wait| wait.is_zero()) {
             self.tell();
         }
+        self.extend_lease();
         let behind = self.behind.as_ref().filter(|(since, _)| since.elapsed() > ELECTION_TIME);
         let away = behind.map(|(_, why)| Problem::new(format!("etcd does not answer: {why}")));
-        self.say(self.reported.iter().cloned().chain(away).collect());
+        self.say(self.reported.iter().cloned().chain(away).chain(self.lease.problem()).collect());
         self.answer_claims();
         self.name_others();
         self.meet_others();
         self.control();
+        self.reclaim();
         self.admit();
         self.renew();
+    }
+
+    /// The router's audit log says when this host loses its cluster, and has it again.
+    fn note_away(&mut self) {
+        let is_away = self.behind.as_ref().is_some_and(|(since, _)| since.elapsed() > ELECTION_TIME);
+        if is_away == self.noted_away {
+            return;
+        }
+        let path = format!("{BASE}/hosts/{}/cluster", encoded(&self.host));
+        // A router that does not answer is told in the next round.
+        if self.api.put(&path, &json!({"isAway": is_away})).is_ok() {
+            self.noted_away = is_away;
+        }
+    }
+
+    /// Whether others have changed their networks, or members of them, and that was too early to be looked at.
+    fn is_look_due(&self) -> bool {
+        let is_known = self.peers.knows(self.view.mesh_version()) && self.named.0 == Some(self.view.members_version());
+        self.declared.is_some() && !is_known
+    }
+
+    fn meet_others(&mut self) {
+        let is_away = self.behind.is_some() || self.standing.is_none() || self.check_identity().is_err();
+        let with = mesh::Meeting {
+            run_dir: &self.run_dir,
+            host: &self.host,
+            view: &self.view,
+            declared: self.declared.as_ref(),
+            claims: &self.claims,
+            publisher: &self.publisher,
+            is_away,
+        };
+        self.peers.meet(&with);
     }
 
     /// Others' vNICs have names here as far as their hosts are believed to have their addresses.
     fn name_others(&mut self) {
         let Some(declared) = &self.declared else { return };
         let version = self.view.members_version();
-        if self.named.0.replace(version) == Some(version) {
+        // Others may change theirs all the time.
+        let is_early = self.named_at.is_some_and(|at| at.elapsed() < NAMES_PAUSE) && self.claims.meetings().is_empty();
+        if self.named.0 == Some(version) || (is_early && self.named.0.is_some()) {
             return;
         }
+        (self.named.0, self.named_at) = (Some(version), Some(Instant::now()));
         self.publisher.note_there(self.view.members_there(&self.host));
         let mesh = Mesh::of(&self.host, &self.view, declared);
         let others = named(&self.view, declared, &mesh, &self.believed);
@@ -318,7 +377,7 @@ impl Follower {
         self.connected_at = Instant::now();
         let renewed =
             ClusterFile::read(self.run_dir.settings().and_then(|last| last.cluster).unwrap_or_default().as_path())
-                .and_then(|file| Ok((Follow::start(&file)?, Report::start(&file, &self.host)?, file)));
+                .and_then(|file| Ok((Follow::start(&file)?, Report::start(&file, &self.host, boottime_ns)?, file)));
         match renewed {
             Ok(renewed) => {
                 (self.follow, self.report, self.file) = renewed;
@@ -353,6 +412,22 @@ impl Follower {
             log(text);
         }
         self.control_said = said;
+    }
+
+    /// Blocks and vNICs of hosts that are silent for too long are taken back, where this one gives them.
+    fn reclaim(&mut self) {
+        if !self.file.controller || self.behind.is_some() || self.check_identity().is_err() {
+            return;
+        }
+        let done = Controller::reclaim(&self.file, &self.view, Instant::now());
+        let error = done.as_ref().err().map(|error| format!("can't take back what silent hosts have: {error}"));
+        for Reclaimed { host, blocks, vnics } in done.unwrap_or_default() {
+            log(&format!("the host {host} is silent for too long: {blocks} blocks and {vnics} vNICs are taken back"));
+        }
+        if let Some(text) = error.as_ref().filter(|_| error != self.reclaim_said) {
+            log(text);
+        }
+        self.reclaim_said = error;
     }
 
     /// The certificate of a host that has joined, when it is time.
@@ -465,6 +540,7 @@ impl Follower {
             self.directory.remember(&self.memory)?;
         }
         self.stop_leaving(&mut wanted)?;
+        self.follow_draining()?;
         let mut target = Host { api: &self.api };
         let mut problems = carry_out(&mut target, &wanted).map_err(Failure::new)?;
         // Beside those that the news alone say, as do those of other hosts, below.
@@ -545,14 +621,17 @@ impl Follower {
     fn tell(&mut self) {
         // Once its record is there, and of itself alone.
         let own = self.standing.as_ref().filter(|standing| !standing.is_other);
+        // First: networks that a follower before this one has said are stayed in.
+        self.publisher.note_there(self.view.members_there(&self.host));
         self.publisher.speak(own.and_then(|standing| standing.before));
         let Some(standing) = &self.standing else { return };
         let (revision, ranges) = self.carried.clone();
         let release = env!("CARGO_PKG_VERSION").to_owned();
-        let record = standing.is_other.then(|| self.record.clone());
+        let (record, before) = (standing.is_other.then(|| self.record.clone()), standing.before);
         let holdings = Holdings { vnics: self.held(), claims: self.claimed() };
-        let followed = Followed { revision, ranges, release, at_s: 0, problems: self.reported.clone() };
-        let there = There { record: standing.before, ..There::of(&self.view, &self.host) };
+        let (problems, reclaim_after_s) = (self.reported.clone(), self.reclaim_after_s());
+        let followed = Followed { revision, ranges, reclaim_after_s, release, at_s: 0, problems };
+        let there = There { record: before, ..There::of(&self.view, &self.host) };
         let pause = Pace::pause(self.view.hosts().len());
         if record.is_none() && !self.pace.may_say(&holdings, &followed, pause, Instant::now()) {
             return;

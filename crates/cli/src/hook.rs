@@ -14,7 +14,7 @@
 //! distinguished.
 
 use crate::admin::{Admin, Presence};
-use crate::cluster::meet;
+use crate::cluster::{check_drained, meet};
 use crate::container_names;
 use crate::failure::{Context, Result, fail};
 use crate::fork::in_child;
@@ -94,7 +94,9 @@ pub fn create_runtime(run_dir: &RunDir, wanted: Wanted<'_>) -> Result<()> {
     let library = fs::canonicalize(tools::library()?).context(tools::LIBRARY)?;
     let mut admin = Admin::connect(run_dir)?;
     let vnic = match wanted {
-        Wanted::Network(network) => attach(&mut admin, network, &state, process)?,
+        Wanted::Network(network) => {
+            check_drained(run_dir, network).and_then(|()| attach(&mut admin, network, &state, process))?
+        }
         Wanted::Vnic(name) => hold(run_dir, &mut admin, name, &state, process)?,
     };
     let meeting = meet(run_dir, &vnic.network);

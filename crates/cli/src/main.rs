@@ -78,7 +78,8 @@ fn dispatch(arguments: Arguments) -> Result<i32> {
         return result;
     }
     let needs_nothing = match &arguments.command {
-        Command::Doctor { .. } | Command::Version | Command::Peers(Peers::Key { .. }) | Command::Move(_) => true,
+        Command::Doctor { .. } | Command::Version | Command::Peers(Peers::Key { .. }) => true,
+        Command::Move(_) | Command::Host(_) => true,
         Command::Ps { hosts, .. } => hosts.all_hosts,
         Command::Cluster(action) => !matches!(action, Cluster::Follow),
         _ => false,
@@ -113,6 +114,7 @@ fn dispatch(arguments: Arguments) -> Result<i32> {
         Command::Peers(action) => peers::peers(&run_dir, action)?,
         Command::Cluster(Cluster::Follow) => follower::follow(&run_dir)?,
         Command::Cluster(action) => cluster::cluster(&run_dir, action)?,
+        Command::Host(action) => cluster::host(&run_dir, action)?,
         Command::Move(arguments) => cluster::move_vnic(&run_dir, &arguments)?,
         Command::Doctor { output } => doctor::doctor(&run_dir, output.format)?,
         Command::Version => show::version(&run_dir),

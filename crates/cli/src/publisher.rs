@@ -57,6 +57,8 @@ struct Shared {
     urgent_until: Option<Instant>,
     /// Names of the other hosts' vNICs that are not noted yet.
     others: Option<Vec<Named>>,
+    /// Such names are not in the files of networks yet.
+    is_naming: bool,
     error: Option<String>,
     names_error: Option<String>,
 }
@@ -124,12 +126,14 @@ impl Publisher {
 
     /// Whether names of other hosts' vNICs are still to be written.
     pub fn is_naming(&self) -> bool {
-        self.shared().others.is_some()
+        self.shared().is_naming
     }
 
     /// Containers know these vNICs of other hosts by name from now on.
     pub fn name_others(&self, others: Vec<Named>) {
-        self.shared().others = Some(others);
+        let mut shared = self.shared();
+        (shared.others, shared.is_naming) = (Some(others), true);
+        drop(shared);
         let _ = self.notify.try_send(());
     }
 
@@ -268,7 +272,10 @@ impl Told {
             self.shared().others.get_or_insert(others);
             return Err(failure);
         }
-        container_names::write(&self.run_dir, &mut Admin::connect(&self.run_dir)?)
+        container_names::write(&self.run_dir, &mut Admin::connect(&self.run_dir)?)?;
+        let mut shared = self.shared();
+        shared.is_naming = shared.others.is_some();
+        Ok(())
     }
 
     /// The writers of members and of all of the vNICs.
@@ -283,15 +290,13 @@ impl Told {
 
     /// Writes the members where etcd has others; the number of bytes. `None`: the record is another one.
     fn write_members(&mut self, record: Revision, wanted: MembersThere) -> Result<Option<usize>> {
-        let there = self.shared().there.clone();
-        let is_written = |(last, at): &(MembersThere, Instant)| *last == wanted && at.elapsed() < RETRY;
-        if there == wanted || self.members.as_ref().is_some_and(is_written) {
+        // Between a write and its news etcd has what was written, not what is there by the news.
+        let written = self.members.as_ref().filter(|(_, at)| at.elapsed() < RETRY).map(|(last, _)| last.clone());
+        let there = written.unwrap_or_else(|| self.shared().there.clone());
+        if there == wanted {
             return Ok(Some(0));
         }
-        // Between a write and its news etcd has what was written, not what is there by the news.
-        let last =
-            self.members.as_ref().filter(|(_, at)| at.elapsed() < RETRY).map_or(&there, |(last, _)| last).clone();
-        let written = self.writers()?.0.write(record, &wanted, &last)?;
+        let written = self.writers()?.0.write(record, &wanted, &there)?;
         self.members = written.map(|_| (wanted, Instant::now()));
         Ok(written)
     }
@@ -334,8 +339,8 @@ impl Told {
         let begin = Instant::now();
         let api = Api::of(&self.run_dir)?;
         let mut vnics = HostVnics::of(present(&self.run_dir, &api)?);
-        // Another record: the follower hears of it, and says so.
         let all = self.all_members(vnics.members());
+        // Another record: the follower hears of it, and says so.
         let Some(members) = self.write_members(record, all.parts())? else { return Ok(RETRY) };
         let is_same = self.last.as_ref().is_some_and(|last| last.vnics.is_same(&vnics));
         if is_same && !is_forced {

@@ -1,7 +1,7 @@
 //! The host's side of a `freeflow run` container: gives it its vNIC, starts it, watches it, cleans up after it.
 
 use crate::admin::Admin;
-use crate::cluster::{Claimed, announce, claim, meet};
+use crate::cluster::{Claimed, announce, check_drained, claim, meet};
 use crate::container_names;
 use crate::failure::{Context, EXIT_RUN_FAILED, Failure, Result, fail};
 use crate::init::{self, GO, Program, Report};
@@ -149,7 +149,10 @@ fn start(
             admin.occupy(&vnic.id, &record.name, true)?;
             vnic
         }
-        None => attach(plan, admin, record)?,
+        None => {
+            check_drained(run_dir, &plan.network)?;
+            attach(plan, admin, record)?
+        }
     };
     let network = admin.network(&vnic.network)?;
     let bridge = bridges::ensure(run_dir, &network)?;
@@ -217,6 +220,7 @@ pub fn declared_vnic(run_dir: &RunDir, name: &str, waits: bool) -> Result<(VnicS
         }
     };
     let vnic = vnic.ok_or_else(|| Failure::new(format!("no vNIC is called {name:?}; see: freeflow get vnics")))?;
+    check_drained(run_dir, &vnic.network)?;
     if vnic.labels.iter().any(|(key, _)| key == "engine") {
         fail!("the vNIC {name} was made for the container {}, and goes with it", vnic.name);
     }

@@ -78,7 +78,7 @@ pub fn measure(endpoint: &str, pid: u32, watchers: usize) -> io::Result<FanOut> 
         controller: false,
         authority: None,
     };
-    let mut report = Report::start(&file, &words::host_name(1)).map_err(failed)?;
+    let mut report = Report::start(&file, &words::host_name(1), || 0).map_err(failed)?;
     let word = |revision| Followed { revision, release: "x".repeat(TEXT_CHARS), ..Followed::default() };
     // Another watcher of its own finds the revision on which later words stand.
     let record: HostRecord = words::record(1);

@@ -100,7 +100,7 @@ pub fn followed(host: usize, followed: Followed, number: u64) -> Writes {
 /// Of a host that has followed up to here.
 pub fn has_followed(revision: u64, ranges: BTreeMap<String, String>, problems: Vec<Problem>, now_s: u64) -> Followed {
     let release = env!("CARGO_PKG_VERSION").into();
-    Followed { revision, ranges, release, at_s: now_s, problems }
+    Followed { revision, ranges, reclaim_after_s: None, release, at_s: now_s, problems }
 }
 
 /// The vNICs of a host: so many, of which the first one has this number.

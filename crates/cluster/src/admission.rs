@@ -521,7 +521,7 @@ fn outcome_of(done: Result<Welcome, ClusterError>) -> Result<Result<Welcome, Str
 fn lasting<T>(done: Result<T, ClusterError>, host: &str, said: &mut Vec<String>) -> Result<Option<T>, ClusterError> {
     match done {
         Ok(done) => Ok(Some(done)),
-        Err(error @ ClusterError::Store(_)) => Err(error),
+        Err(error @ (ClusterError::Store(_) | ClusterError::Full)) => Err(error),
         Err(error) => {
             said.push(format!("host {host} gets no answer: {error}"));
             Ok(None)

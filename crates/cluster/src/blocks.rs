@@ -1,7 +1,7 @@
 //! Blocks: the part of a network's addresses that one host gives out.
 use crate::ClusterError;
 use crate::file::ClusterFile;
-use crate::keys::{Scope, block_key};
+use crate::keys::{Scope, block_key, reclaimed_key};
 use crate::peers::own_ranges;
 use crate::turns::{Guard, WRITE_COUNT_MAX, busy, commit, delete_in_turns, part, serial_in};
 use crate::view::{View, block_in, state_of};
@@ -161,12 +161,14 @@ fn due(view: &View, (declared, since): Declared<'_>, blocks: &Blocks) -> DueBloc
         let said = view
             .followed()
             .iter()
+            .filter(|(host, _)| !view.is_reclaimed(host))
             .filter_map(|(host, followed)| Some((host, followed.ranges.get(name)?.parse::<Pool>().ok()?)));
         let is_block =
             |block: &Pool| network.pool.encloses(*block) && block.prefix_length() >= block_prefix(network.pool);
         let said: Vec<(&String, Pool)> = said.filter(|(_, block)| is_block(block)).collect();
         let is_without = |host: &&String| !blocks.contains_key(&(name.to_owned(), (*host).clone()));
-        let without: Vec<&String> = view.hosts().keys().filter(is_without).collect();
+        let hosts = view.hosts().keys().filter(|host| !view.is_reclaimed(host));
+        let without: Vec<&String> = hosts.filter(is_without).collect();
         // A host's own first, and then of what nobody says that he has.
         for host in &without {
             if let Some(block) = said_block(&said, host, &taken) {
@@ -199,6 +201,8 @@ fn due(view: &View, (declared, since): Declared<'_>, blocks: &Blocks) -> DueBloc
             due.writes.push((block_key(name, host), None));
         }
     }
+    let spoke_since = view.reclaimed().keys().filter(|host| !view.is_reclaimed(host));
+    due.writes.extend(spoke_since.map(|host| (reclaimed_key(host), None)));
     due
 }
 
@@ -314,7 +318,7 @@ impl Controller {
     }
 }
 
-fn blocks_in(entries: &[Entry]) -> Blocks {
+pub(crate) fn blocks_in(entries: &[Entry]) -> Blocks {
     let read = |entry: &Entry| {
         let (network, host) = entry.key.split_once('/')?;
         Some(((network.to_owned(), host.to_owned()), block_in(entry)?))

@@ -2,6 +2,7 @@
 use crate::ClusterError;
 use crate::file::ClusterFile;
 use crate::keys::{FOLLOWED, HOLDINGS, RECORD, Scope};
+use crate::lease::lease_time;
 use crate::records::{Followed, Holdings, HostRecord, now_s};
 use crate::view::View;
 use freeflow_etcd::{Client, EtcdStore, Follower, News};
@@ -19,8 +20,12 @@ pub const HEARTBEAT: Duration = Duration::from_secs(30);
 const CLAIM_BEAT: Duration = Duration::from_secs(5);
 /// A claim that was not said again for so long does not count.
 pub(crate) const CLAIM_TIME: Duration = Duration::from_secs(3 * CLAIM_BEAT.as_secs());
-/// After a failure.
-const RETRY: Duration = Duration::from_secs(3);
+/// So often in the time of a lease.
+const BEAT_COUNT: u32 = 5;
+/// After a failure; twice as long after each further one, up to the longest. etcd's members elect a leader within a
+/// second or two, and all take a host that could not write its word for one that is behind.
+const RETRY_FIRST: Duration = Duration::from_millis(250);
+const RETRY_LONGEST: Duration = Duration::from_secs(3);
 
 /// News of the keys of a cluster, by a thread of its own. It ends with this.
 pub struct Follow {
@@ -122,24 +127,36 @@ struct Words {
     holdings: Holdings,
     followed: Followed,
     there: There,
+    /// [`Report::keep_lease`].
+    lease_s: Option<u64>,
 }
 
-/// Result of an attempt to say them.
-struct Outcome {
-    error: Option<String>,
-    /// etcd has other words than they stand on.
-    is_void: bool,
-}
+/// Result of an attempt to say them; `Ok(None)`: etcd has other words than they stand on.
+type Outcome = Result<Option<Acknowledged>, String>;
 
 /// A host's words about itself, written by a thread of its own: etcd may take its time.
 ///
 /// They are two transactions: the record and the holdings, if they are others than etcd has; then how far the host has
-/// followed, on condition that both are as they were found, or written.
+/// followed, on condition that both are as they were found, or written. The first record of a host comes last, by a
+/// transaction of its own: after a backup a host is known by its record, and what it has must be known by then.
 pub struct Report {
     words: Sender<Words>,
     outcomes: Receiver<Outcome>,
     last_error: Option<String>,
     is_void: bool,
+    last: Option<Acknowledged>,
+    lease_s: Option<u64>,
+}
+
+/// Words of a host that etcd has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Acknowledged {
+    /// When it began to write them, by the clock that [`Report::start`] was given, nanoseconds.
+    pub began_ns: u64,
+    /// etcd's, by which they are there.
+    pub revision: Revision,
+    /// [`Followed::reclaim_after_s`], as it is in them.
+    pub reclaim_after_s: Option<u64>,
 }
 
 impl Report {
@@ -147,13 +164,18 @@ impl Report {
     ///
     /// # Errors
     /// No thread.
-    pub fn start(file: &ClusterFile, host: &str) -> Result<Self, ClusterError> {
+    pub fn start(file: &ClusterFile, host: &str, clock_ns: fn() -> u64) -> Result<Self, ClusterError> {
         let (words, from) = channel();
         let (outcomes_of, outcomes) = channel();
-        let writer = Writer::new(file, host);
+        let writer = Writer::new(file, host, clock_ns);
         let body = move || writer.write_all(&from, &outcomes_of);
         thread::Builder::new().name("ff-report".into()).spawn(body).map_err(|error| no_thread(&error))?;
-        Ok(Self { words, outcomes, last_error: None, is_void: false })
+        Ok(Self { words, outcomes, last_error: None, is_void: false, last: None, lease_s: None })
+    }
+
+    /// Words are repeated often enough for a lease of so many seconds, also where they name no time any more.
+    pub fn keep_lease(&mut self, reclaim_after_s: Option<u64>) {
+        self.lease_s = reclaim_after_s;
     }
 
     /// Says it, and goes on saying it, as long as etcd has what is `there`: a host that was removed, or whose name is
@@ -161,13 +183,23 @@ impl Report {
     pub fn say(&self, record: Option<HostRecord>, holdings: Holdings, followed: Followed, there: There) {
         // The thread lives as long as this.
         let (holdings, followed) = (holdings.bounded(), followed.bounded());
-        let _ = self.words.send(Words { record, holdings, followed, there });
+        let _ = self.words.send(Words { record, holdings, followed, there, lease_s: self.lease_s });
     }
 
     fn take_outcomes(&mut self) {
-        if let Some(last) = self.outcomes.try_iter().last() {
-            (self.last_error, self.is_void) = (last.error, last.is_void);
+        for outcome in self.outcomes.try_iter() {
+            self.is_void = outcome == Ok(None);
+            match outcome {
+                Ok(done) => (self.last_error, self.last) = (None, done.or(self.last)),
+                Err(error) => self.last_error = Some(error),
+            }
         }
+    }
+
+    /// The last words that etcd has.
+    pub fn acknowledged(&mut self) -> Option<Acknowledged> {
+        self.take_outcomes();
+        self.last
     }
 
     /// Why the last attempt failed; `None`: it did not.
@@ -184,10 +216,18 @@ impl Report {
     }
 }
 
+/// A host whose blocks can be taken back speaks several times before.
+fn beat(words: &Words) -> Duration {
+    let usual = if words.holdings.claims.is_empty() { HEARTBEAT } else { CLAIM_BEAT };
+    let leases = [words.followed.reclaim_after_s, words.lease_s].into_iter().flatten();
+    leases.map(|seconds| lease_time(Duration::from_secs(seconds)) / BEAT_COUNT).fold(usual, Duration::min)
+}
+
 /// The thread of a report.
 struct Writer {
     file: ClusterFile,
     host: String,
+    clock_ns: fn() -> u64,
     /// The part with the record and the holdings, and that with the rest.
     stores: Option<(EtcdStore, EtcdStore)>,
     /// Words as this thread has written them, which the news may not have had yet.
@@ -195,12 +235,12 @@ struct Writer {
 }
 
 impl Writer {
-    fn new(file: &ClusterFile, host: &str) -> Self {
-        Self { file: file.clone(), host: host.into(), stores: None, written: There::default() }
+    fn new(file: &ClusterFile, host: &str, clock_ns: fn() -> u64) -> Self {
+        Self { file: file.clone(), host: host.into(), clock_ns, stores: None, written: There::default() }
     }
 
     fn write_all(mut self, words: &Receiver<Words>, outcomes: &Sender<Outcome>) {
-        let (mut last, mut wait) = (None::<Words>, HEARTBEAT);
+        let (mut last, mut wait, mut failures) = (None::<Words>, HEARTBEAT, 0_u32);
         loop {
             match words.recv_timeout(wait) {
                 Ok(first) => last = Some(self.later(words.try_iter().last().unwrap_or(first))),
@@ -209,20 +249,21 @@ impl Writer {
             }
             let Some(words) = &mut last else { continue };
             let done = self.write(words);
+            failures = if done.is_err() { failures.saturating_add(1) } else { 0 };
             wait = match &done {
-                Err(_) => RETRY,
-                Ok(_) if !words.holdings.claims.is_empty() => CLAIM_BEAT,
-                Ok(_) => HEARTBEAT,
+                Err(_) => retry_after(failures),
+                Ok(_) => beat(words),
             };
-            let is_void = matches!(done, Ok(false));
+            let is_void = matches!(done, Ok(None));
             if done.is_err() {
                 // Certificates are read anew with the next one.
                 self.stores = None;
             }
             if is_void {
-                self.written = There::default();
+                // They are not said later either: what they stand on may come back, after a host was removed.
+                (self.written, last) = (There::default(), None);
             }
-            if outcomes.send(Outcome { error: done.err().map(|error| error.to_string()), is_void }).is_err() {
+            if outcomes.send(done.map_err(|error| error.to_string())).is_err() {
                 return;
             }
         }
@@ -240,8 +281,8 @@ impl Writer {
         words
     }
 
-    /// False: etcd has other words than these stand on, and nothing more is said.
-    fn write(&mut self, words: &mut Words) -> Result<bool, ClusterError> {
+    /// `None`: etcd has other words than these stand on, and nothing more is said.
+    fn write(&mut self, words: &mut Words) -> Result<Option<Acknowledged>, ClusterError> {
         let keys = self.file.keys();
         let (own, said) = match &mut self.stores {
             Some(stores) => stores,
@@ -251,26 +292,56 @@ impl Writer {
             }
         };
         let write = |key: &str, value: Vec<u8>| Write { key: key.into(), value: Some(value), lease: None };
+        let compare = |key: &str, modified| Compare { key: key.into(), modified };
+        let encoded = |record: &HostRecord| serde_json::to_vec(record).expect("a record is encodable");
         let is_said = words.there.holdings.as_ref().is_some_and(|(_, there)| *there == words.holdings);
+        let is_first = words.there.record.is_none();
         // A claim is said again all the time.
-        if !is_said || words.record.is_some() || !words.holdings.claims.is_empty() {
+        if !is_said || (words.record.is_some() && !is_first) || !words.holdings.claims.is_empty() {
             let mut writes =
                 vec![write(HOLDINGS, serde_json::to_vec(&words.holdings).expect("holdings are encodable"))];
-            if let Some(record) = &words.record {
-                writes.push(write(RECORD, serde_json::to_vec(record).expect("a record is encodable")));
-            }
-            let compare = |key: &str, modified| Compare { key: key.into(), modified };
+            let record = words.record.take_if(|_| !is_first);
+            writes.extend(record.as_ref().map(|record| write(RECORD, encoded(record))));
             let holdings = words.there.holdings.as_ref().map(|(revision, _)| *revision);
             let compares = vec![compare(RECORD, words.there.record), compare(HOLDINGS, holdings)];
-            let Committed::Done(at) = own.commit(&Transaction { compares, writes })? else { return Ok(false) };
-            let record = words.record.take().map(|_| at).or(words.there.record);
+            let Committed::Done(at) = own.commit(&Transaction { compares, writes })? else { return Ok(None) };
+            let record = record.map(|_| at).or(words.there.record);
             words.there = There { record, holdings: Some((at, words.holdings.clone())) };
             self.written = words.there.clone();
         }
-        let There { record: Some(record), holdings: Some((holdings, _)) } = &words.there else { return Ok(false) };
-        said.guard(&[(&keys.record(&self.host), *record), (&keys.holdings(&self.host), *holdings)]);
+        let Some((holdings, _)) = words.there.holdings else { return Ok(None) };
+        let record = words.there.record.unwrap_or(Revision(0));
+        said.guard(&[(&keys.record(&self.host), record), (&keys.holdings(&self.host), holdings)]);
         words.followed.at_s = now_s();
+        let (began_ns, reclaim_after_s) = ((self.clock_ns)(), words.followed.reclaim_after_s);
         let writes = vec![write(FOLLOWED, serde_json::to_vec(&words.followed).expect("words are encodable"))];
-        Ok(matches!(said.commit(&Transaction { compares: Vec::new(), writes })?, Committed::Done(_)))
+        let Committed::Done(revision) = said.commit(&Transaction { compares: Vec::new(), writes })? else {
+            return Ok(None);
+        };
+        // A host that is known is given blocks: all that it has must be known before.
+        if let Some(record) = &words.record {
+            let compares = vec![compare(RECORD, None), compare(HOLDINGS, Some(holdings))];
+            let writes = vec![write(RECORD, encoded(record))];
+            let Committed::Done(at) = own.commit(&Transaction { compares, writes })? else { return Ok(None) };
+            (words.there.record, words.record) = (Some(at), None);
+            self.written = words.there.clone();
+        }
+        Ok(Some(Acknowledged { began_ns, revision, reclaim_after_s }))
+    }
+}
+
+fn retry_after(failures: u32) -> Duration {
+    RETRY_FIRST.saturating_mul(1 << (failures - 1).min(8)).min(RETRY_LONGEST)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn retries_come_soon_and_then_at_the_longest_pause() {
+        let pauses: Vec<u128> = (1..=6).map(|failures| retry_after(failures).as_millis()).collect();
+        assert_eq!(pauses, [250, 500, 1000, 2000, 3000, 3000]);
+        assert_eq!(retry_after(u32::MAX), RETRY_LONGEST);
     }
 }

@@ -5,11 +5,17 @@ use freeflow_orchestrator::KEY_PREFIX;
 /// Key of each part's data under its root, as [`freeflow_etcd::EtcdStore`] has them.
 const DATA: &str = "data/";
 pub(crate) const IDENTITY: &str = "identity";
+/// Before the name of a host, beside the identity.
+const DRAINED: &str = "drained/";
+/// Beside the identity.
+pub(crate) const RECLAIM_AFTER: &str = "reclaimAfter";
 pub(crate) const RECORD: &str = "record";
 pub(crate) const HOLDINGS: &str = "holdings";
 pub(crate) const FOLLOWED: &str = "followed";
 /// Before the number of a part.
 const MEMBERS: &str = "members/";
+/// Before the name of a host, among the blocks: no network has such a name.
+const RECLAIMED: &str = ".reclaimed";
 /// Written by each transaction of a part that has several writers, on condition that nobody else has: so they take
 /// turns, and each has seen all that came before.
 pub(crate) const SERIAL: &str = "serial";
@@ -37,6 +43,10 @@ pub(crate) struct Keys {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Meaning<'a> {
     Identity,
+    /// After how long a silence a host's blocks are taken back.
+    ReclaimAfter,
+    /// An operator has drained this host.
+    Drained(&'a str),
     /// Its key in the store of declared objects.
     Declared(&'a str),
     /// Written with each change of them.
@@ -58,6 +68,8 @@ pub(crate) enum Meaning<'a> {
         network: &'a str,
         host: &'a str,
     },
+    /// All blocks and places of this host were taken back, as long as its last word is the one that the value names.
+    Reclaimed(&'a str),
     /// Of the vNIC of this name.
     OfVnic(&'a str),
 }
@@ -112,6 +124,11 @@ impl Keys {
     /// A host's holdings, whole.
     pub fn holdings(&self, name: &str) -> String {
         format!("{}/{DATA}{HOLDINGS}", self.host(name))
+    }
+
+    /// Key of a host's word, whole.
+    pub fn followed_of(&self, host: &str) -> String {
+        format!("{}/{DATA}{FOLLOWED}", self.said(host))
     }
 
     pub fn blocks(&self) -> String {
@@ -173,10 +190,15 @@ impl Keys {
         let data = rest.strip_prefix(DATA)?;
         match part {
             "cluster" if data == IDENTITY => Some(Meaning::Identity),
+            "cluster" if data == RECLAIM_AFTER => Some(Meaning::ReclaimAfter),
+            "cluster" => data.strip_prefix(DRAINED).map(Meaning::Drained),
             "declared" if data == SERIAL => Some(Meaning::DeclaredSerial),
             "declared" if data.starts_with(KEY_PREFIX) => Some(Meaning::Declared(data)),
             "places" if data != SERIAL => Some(Meaning::OfVnic(data)),
-            "blocks" => data.split_once('/').map(|(network, host)| Meaning::Block { network, host }),
+            "blocks" => data.split_once('/').map(|of| match of {
+                (RECLAIMED, host) => Meaning::Reclaimed(host),
+                (network, host) => Meaning::Block { network, host },
+            }),
             _ => None,
         }
     }
@@ -190,6 +212,14 @@ pub(crate) fn members_key(part: usize) -> String {
 /// Of a part of what a host says of its vNICs.
 pub(crate) fn vnics_key(part: usize) -> String {
     part.to_string()
+}
+
+pub(crate) fn drained_key(host: &str) -> String {
+    format!("{DRAINED}{host}")
+}
+
+pub(crate) fn reclaimed_key(host: &str) -> String {
+    format!("{RECLAIMED}/{host}")
 }
 
 pub(crate) fn block_key(network: &str, host: &str) -> String {
@@ -222,10 +252,14 @@ mod tests {
         assert_eq!((keys.root(), keys.prefix().as_str()), ("/freeflow", "/freeflow/"));
         assert_eq!(keys.meaning(&keys.record("h1")), Some(Meaning::Record("h1")));
         assert_eq!(keys.meaning(&keys.holdings("h1")), Some(Meaning::Holdings("h1")));
+        assert_eq!(keys.meaning(&keys.followed_of("h1")), Some(Meaning::Followed("h1")));
         let declared = format!("{}/data/{KEY_PREFIX}networks/red", keys.declared());
         let object = format!("{KEY_PREFIX}networks/red");
         for (key, place) in [
             ("/freeflow/cluster/data/identity", Some(Meaning::Identity)),
+            ("/freeflow/cluster/data/reclaimAfter", Some(Meaning::ReclaimAfter)),
+            ("/freeflow/cluster/data/drained/h1", Some(Meaning::Drained("h1"))),
+            ("/freeflow/cluster/data/other", None),
             (&declared, Some(Meaning::Declared(&object))),
             ("/freeflow/declared/data/serial", Some(Meaning::DeclaredSerial)),
             ("/freeflow/declared/receipts/1/2", None),
@@ -242,6 +276,7 @@ mod tests {
             ("/freeflow/hosts/h1/receipts/x", None),
             ("/freeflow/blocks/data/red/h1", Some(Meaning::Block { network: "red", host: "h1" })),
             ("/freeflow/blocks/data/serial", None),
+            ("/freeflow/blocks/data/.reclaimed/h1", Some(Meaning::Reclaimed("h1"))),
             ("/freeflow/places/data/database", Some(Meaning::OfVnic("database"))),
             ("/freeflow/places/data/serial", None),
             ("/freeflower/cluster/data/identity", None),

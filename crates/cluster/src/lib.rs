@@ -10,7 +10,7 @@
 //!
 //! | keys under the root | written by | |
 //! |---|---|---|
-//! | `cluster/` | an operator, once | [`Identity`] |
+//! | `cluster/` | operators | [`Identity`], after how long a silence blocks are taken back, and [`Drained`] hosts |
 //! | `declared/` | operators | objects, as one host's store has them |
 //! | `hosts/NAME/` | that host | [`HostRecord`], [`Holdings`], [`Members`]: all hosts follow them |
 //! | `said/NAME/` | that host | [`Followed`]: controllers follow it |
@@ -21,7 +21,8 @@
 //! | `admission/` | controllers; operators | [`TokenRecord`] by its name, and hosts that were admitted |
 //!
 //! Invariant: a block is one host's until that host says that it has followed all that is declared and has the block
-//! no more, or an operator removes the host. So no address of a network is ever two hosts', however old the news of
+//! no more, or an operator removes the host, or the host is silent for so long that its router has stopped all in it
+//! ([`lease_time`]). So no address of a network is ever two hosts', however old the news of
 //! one are. A declared vNIC, and its address, is one host's until that host says that it has let it go; or until an
 //! operator says so, and then all others believe the new one.
 //!
@@ -41,6 +42,7 @@ mod in_parts;
 mod joiner;
 mod joining;
 mod keys;
+mod lease;
 mod members;
 mod mesh;
 pub mod mirror;
@@ -49,6 +51,7 @@ mod operator;
 mod pace;
 mod peers;
 mod places;
+mod reclaiming;
 mod records;
 mod rights;
 mod token;
@@ -62,11 +65,12 @@ pub use admission::{Admission, DEFAULT_POOL, Pending};
 pub use authority::{AuthorityFiles, CONTROLLER_FILE, member_name};
 pub use blocks::{Blocks, Controller, DueBlocks, block_prefix, due_blocks, due_default, floating_part};
 pub use file::{AuthorityFile, ClusterFile, DEFAULT_ROOT, Wire};
-pub use follow::{Follow, HEARTBEAT, Report, There, Waker};
+pub use follow::{Acknowledged, Follow, HEARTBEAT, Report, There, Waker};
 pub use in_parts::Partly;
 pub use joiner::{HostKey, join, join_as_controller, renew};
 pub use joining::Welcome;
 pub use keys::Scope;
+pub use lease::lease_time;
 pub use members::{LINGER, Member, Members, MembersThere, MembersWriter, Membership};
 pub use mesh::Mesh;
 pub use named::{Named, named};
@@ -74,8 +78,10 @@ pub use operator::{Operator, Removed};
 pub use pace::Pace;
 pub use peers::{Peer, PeersOf};
 pub use places::{ClaimsOf, Move, due_places, place_vnics};
+pub use reclaiming::{Reclaim, Reclaimed, due_reclaims};
 pub use records::{
-    FULL_MESH_COUNT, Followed, Held, Holdings, HostRecord, Identity, Place, Problem, RefusedClaims, is_host_name,
+    Drained, FULL_MESH_COUNT, Followed, Held, Holdings, HostRecord, Identity, Place, Problem, RECLAIM_AFTER_DEFAULT_S,
+    RECLAIM_AFTER_S, RefusedClaims, is_host_name,
 };
 pub use rights::begin_rights;
 pub use token::{TOKEN_BYTES_MAX, TOKEN_TIME_MAX, Token, TokenRecord, TokenTerms, Tokens, USE_COUNT_MAX};
@@ -106,9 +112,18 @@ pub enum ClusterError {
     /// Some of many objects are declared.
     #[error("{0}")]
     Partly(Box<Partly>),
+    /// etcd has used up its quota: it takes reads and deletions only.
+    #[error("etcd has no space left (alarm NOSPACE): see \"etcd is full\" in docs/CLUSTER.md")]
+    Full,
     /// etcd did not do it.
     #[error("{0}")]
-    Store(#[from] StoreError),
+    Store(StoreError),
+}
+
+impl From<StoreError> for ClusterError {
+    fn from(error: StoreError) -> Self {
+        if error == StoreError::Full { Self::Full } else { Self::Store(error) }
+    }
 }
 
 impl From<Refusal> for ClusterError {

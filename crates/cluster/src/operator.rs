@@ -5,11 +5,13 @@ use crate::blocks::{Controller, floating_part};
 use crate::file::ClusterFile;
 use crate::follow::Follow;
 use crate::in_parts::{Name, Partly, checked_parts, is_many, name_of};
-use crate::keys::{FOLLOWED, HOLDINGS, IDENTITY, RECORD, SERIAL, Scope, members_key, vnics_key};
+use crate::keys::{
+    FOLLOWED, HOLDINGS, IDENTITY, RECLAIM_AFTER, RECORD, SERIAL, Scope, drained_key, members_key, vnics_key,
+};
 use crate::members::MEMBERS_PART_COUNT;
 use crate::peers::own_ranges;
 use crate::places::{self, Move, holder_of, move_vnic};
-use crate::records::{FULL_MESH_COUNT, Identity, VERSION, is_host_name, now_s};
+use crate::records::{Drained, FULL_MESH_COUNT, Identity, RECLAIM_AFTER_S, VERSION, is_host_name, now_s};
 use crate::turns::{part, serial_in, serial_write};
 use crate::view::{View, places_in, state_of};
 use crate::vnics::VNICS_PART_COUNT;
@@ -55,10 +57,11 @@ impl Operator {
     /// # Errors
     /// etcd did not do it.
     pub fn init(file: &ClusterFile, id: &str) -> Result<(Identity, bool), ClusterError> {
-        Self::init_with(file, id, None, FULL_MESH_COUNT)
+        Self::init_with(file, id, None, FULL_MESH_COUNT, None)
     }
 
-    /// The same, with the addresses of the network `default`, and the number of hosts up to which all are peers.
+    /// The same, with the addresses of the network `default`, the number of hosts up to which all are peers, and the
+    /// time after which blocks of silent hosts are taken back.
     ///
     /// # Errors
     /// etcd did not do it.
@@ -67,6 +70,7 @@ impl Operator {
         id: &str,
         pool: Option<Pool>,
         full_mesh: u32,
+        reclaim_after_s: Option<u64>,
     ) -> Result<(Identity, bool), ClusterError> {
         let mut store = file.store(&file.keys().cluster())?;
         let pool = pool.map(|pool| pool.to_string());
@@ -74,7 +78,10 @@ impl Operator {
         let value = serde_json::to_vec(&identity).expect("an identity is encodable");
         let transaction = Transaction {
             compares: vec![Compare { key: IDENTITY.into(), modified: None }],
-            writes: vec![Write { key: IDENTITY.into(), value: Some(value), lease: None }],
+            writes: vec![
+                Write { key: IDENTITY.into(), value: Some(value), lease: None },
+                reclaim_after(reclaim_after_s)?,
+            ],
         };
         match store.commit(&transaction)? {
             Committed::Done(_) => Ok((identity, true)),
@@ -94,6 +101,18 @@ impl Operator {
         let value = serde_json::to_vec(&identity).expect("an identity is encodable");
         let writes = vec![Write { key: IDENTITY.into(), value: Some(value), lease: None }];
         store.commit(&Transaction { compares: Vec::new(), writes })?;
+        Ok(())
+    }
+
+    /// Blocks of a host that is silent for so long are taken back from now on, seconds; `None`: never. Of a host that
+    /// has not heard of a shorter time, the longer one counts.
+    ///
+    /// # Errors
+    /// `Refused`: no such time. `Absent`, or etcd did not do it.
+    pub fn set_reclaim_after(file: &ClusterFile, seconds: Option<u64>) -> Result<(), ClusterError> {
+        let mut store = file.store(&file.keys().cluster())?;
+        identity_in(file, &store)?;
+        store.commit(&Transaction { compares: Vec::new(), writes: vec![reclaim_after(seconds)?] })?;
         Ok(())
     }
 
@@ -301,6 +320,28 @@ impl Operator {
         move_vnic(&self.file, &self.view()?, (name, to), force)
     }
 
+    /// Drains a host, or ends that (`None`): no container with the cluster's vNICs starts there meanwhile.
+    ///
+    /// # Errors
+    /// `Refused`: no such host. etcd did not do it.
+    pub fn drain(&self, host: &str, drained: Option<&Drained>) -> Result<(), ClusterError> {
+        let view = self.view()?;
+        let is_over = drained.is_none() && view.drained().contains_key(host);
+        if !(is_over || view.hosts().contains_key(host)) {
+            let hosts: Vec<&str> = view.hosts().keys().map(String::as_str).collect();
+            let why = format!("no host {host} is in the cluster; there are: {}", hosts.join(", "));
+            return Err(Refusal::new(Reason::NotFound, why).into());
+        }
+        self.write_drained(host, drained)
+    }
+
+    fn write_drained(&self, host: &str, drained: Option<&Drained>) -> Result<(), ClusterError> {
+        let value = drained.map(|drained| serde_json::to_vec(drained).expect("it is encodable"));
+        let writes = vec![Write { key: drained_key(host), value, lease: None }];
+        self.file.store(&self.file.keys().cluster())?.commit(&Transaction { compares: Vec::new(), writes })?;
+        Ok(())
+    }
+
     /// The cluster as it is now, without what vNICs of hosts do.
     ///
     /// # Errors
@@ -337,6 +378,8 @@ impl Operator {
             return Err(Refusal::new(Reason::NotFound, format!("{name:?} is no name of a host")).into());
         }
         let blocks = Controller::count_of(&self.file, name)?;
+        // The next host of the name is another one.
+        self.write_drained(name, None)?;
         // First of all: a host may have written more than can be read.
         let admitted = remove_host(&self.file, name)?;
         let was_there = match self.delete_words(name) {
@@ -413,6 +456,15 @@ fn present_in(store: &EtcdStore, keys: &[String]) -> Result<Vec<(String, Revisio
 /// It may have been done, or be done yet.
 fn is_doubtful(error: &ClusterError) -> bool {
     matches!(error, ClusterError::Store(StoreError::Unknown(_)))
+}
+
+fn reclaim_after(seconds: Option<u64>) -> Result<Write, ClusterError> {
+    if seconds.is_some_and(|seconds| !RECLAIM_AFTER_S.contains(&seconds)) {
+        let (least, most) = (RECLAIM_AFTER_S.start(), RECLAIM_AFTER_S.end());
+        return Err(Refusal::new(Reason::Invalid, format!("reclaimAfter: {least} to {most} seconds, or never")).into());
+    }
+    let value = seconds.map_or("never".into(), |seconds| seconds.to_string()).into_bytes();
+    Ok(Write { key: RECLAIM_AFTER.into(), value: Some(value), lease: None })
 }
 
 fn identity_in(file: &ClusterFile, store: &EtcdStore) -> Result<Identity, ClusterError> {

@@ -7,7 +7,7 @@ use crate::ClusterError;
 use crate::file::ClusterFile;
 use crate::follow::CLAIM_TIME;
 use crate::records::{PLACE_COUNT_MAX, Place};
-use crate::turns::{Guard, WRITE_COUNT_MAX, commit, delete_in_turns, part, serial_in};
+use crate::turns::{Guard, WRITE_COUNT_MAX, change_in_turns, commit, delete_in_turns, part, serial_in};
 use crate::view::{Places, View, places_in, state_of};
 use freeflow_orchestrator::objects::{ObjectKind, Typed, Vnic};
 use freeflow_orchestrator::{Reason, Refusal, Revision, State, Store};
@@ -58,9 +58,9 @@ impl<'a> ClaimsOf<'a> {
 /// vNICs that hosts say they have: the revision of the place by which, and the host.
 fn held_by_word(view: &View) -> BTreeMap<&str, Vec<(u64, &String)>> {
     let mut all = BTreeMap::<&str, Vec<(u64, &String)>>::new();
-    for host in view.hosts().keys() {
-        let held = view.holdings_of(host).into_iter().flat_map(|holdings| &holdings.vnics);
-        for (name, held) in held.filter(|(_, held)| !held.released) {
+    // Of hosts without a record, too: a backup can be older than theirs.
+    for (host, (_, holdings)) in view.holdings().iter().filter(|(host, _)| !view.is_reclaimed(host)) {
+        for (name, held) in holdings.vnics.iter().filter(|(_, held)| !held.released) {
             all.entry(name.as_str()).or_default().push((held.at, host));
         }
     }
@@ -177,6 +177,23 @@ pub(crate) fn release(file: &ClusterFile, host: &str, guard: Option<Guard<'_>>) 
     delete_in_turns(&mut store, |entries| {
         let of_host = places_in(entries).into_iter().filter(|(_, (_, place))| place.host == host);
         of_host.map(|(name, _)| name).collect()
+    })
+}
+
+/// The places of a host that is silent are taken from it: a vNIC that an operator moves is its next host's, another one
+/// nobody's. How many there were.
+///
+/// # Errors
+/// etcd did not do it, or the guard forbids it.
+pub(crate) fn reclaim(file: &ClusterFile, view: &View, host: &str, guard: Guard<'_>) -> Result<usize, ClusterError> {
+    let mut store = part(file, &file.keys().places(), Some(guard))?;
+    change_in_turns(&mut store, |entries| {
+        let of_host = places_in(entries).into_iter().filter(|(_, (_, place))| place.host == host);
+        let after = |(name, (_, place)): (String, (Revision, Place))| {
+            let next = place.next.clone().filter(|next| next != host && view.hosts().contains_key(next));
+            encoded((name, next.map(|host| Place { host, next: None, moved: true, ..place })))
+        };
+        of_host.map(after).collect()
     })
 }
 

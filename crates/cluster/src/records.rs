@@ -4,6 +4,7 @@ use freeflow_orchestrator::{Pool, name_is_good};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::ops::RangeInclusive;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Of a host's problems that are kept.
@@ -21,6 +22,10 @@ const HOST_NAME_BYTES_MAX: usize = 64;
 
 /// Up to so many hosts all are peers of each other, unless the cluster was made with another number.
 pub const FULL_MESH_COUNT: u32 = 64;
+/// Shortest and longest time of silence after which blocks are taken back, seconds. A host speaks several times in it.
+pub const RECLAIM_AFTER_S: RangeInclusive<u64> = 20..=365 * 86_400;
+/// The usual one: a day.
+pub const RECLAIM_AFTER_DEFAULT_S: u64 = 86_400;
 
 /// Of the layout of keys.
 pub(crate) const VERSION: u32 = 1;
@@ -75,6 +80,10 @@ pub struct Followed {
     /// The range that it gives out of each network that it has.
     #[serde(default)]
     pub ranges: BTreeMap<String, String>,
+    /// The host's router stops its vNICs when the host has not reached etcd for so long, less a margin, seconds: then
+    /// its blocks can be taken back. Without it they stay its.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reclaim_after_s: Option<u64>,
     /// Release of FreeFlow.
     #[serde(default)]
     pub release: String,
@@ -93,6 +102,25 @@ pub struct Holdings {
     /// vNICs that it asks for, each with a number that no other claim of the host has.
     #[serde(default)]
     pub claims: BTreeMap<String, u64>,
+}
+
+/// A host that an operator has drained: no container with the cluster's vNICs starts there.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Drained {
+    /// The operator: a user and a machine, as they call themselves.
+    pub by: String,
+    /// Seconds of Unix time.
+    pub at_s: u64,
+    /// Those that run there are stopped.
+    #[serde(default)]
+    pub stop: bool,
+}
+
+impl Drained {
+    /// By this operator, from now on.
+    pub fn new(by: &str, stop: bool) -> Self {
+        Self { by: harmless(by, PROBLEM_CHARS_MAX), at_s: now_s(), stop }
+    }
 }
 
 /// The host that has a vNIC.

@@ -66,15 +66,23 @@ pub(crate) fn delete_in_turns(
     store: &mut EtcdStore,
     due: impl Fn(&[Entry]) -> Vec<String>,
 ) -> Result<usize, ClusterError> {
+    change_in_turns(store, |entries| due(entries).into_iter().map(|key| (key, None)).collect())
+}
+
+/// The same of changes, none of which is due any more once it was done.
+pub(crate) fn change_in_turns(
+    store: &mut EtcdStore,
+    due: impl Fn(&[Entry]) -> Vec<(String, Option<Vec<u8>>)>,
+) -> Result<usize, ClusterError> {
     let (mut count, mut conflict_count) = (0, 0);
     loop {
         let listing = store.list("", None)?;
-        let mut keys = due(&listing.entries);
-        keys.truncate(WRITE_COUNT_MAX);
-        let deleted = keys.len();
-        if commit_in_turn(store, keys.into_iter().map(|key| (key, None)), serial_in(&listing.entries))? {
-            count += deleted;
-            if deleted < WRITE_COUNT_MAX {
+        let mut changes = due(&listing.entries);
+        changes.truncate(WRITE_COUNT_MAX);
+        let changed = changes.len();
+        if commit_in_turn(store, changes, serial_in(&listing.entries))? {
+            count += changed;
+            if changed < WRITE_COUNT_MAX {
                 return Ok(count);
             }
         } else {

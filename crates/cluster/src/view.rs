@@ -2,7 +2,7 @@
 use crate::ClusterError;
 use crate::keys::{Keys, Meaning, Scope};
 use crate::members::{MEMBERS_PART_COUNT, Member, Members, MembersThere};
-use crate::records::{Followed, Holdings, HostRecord, Identity, Place, is_host_name};
+use crate::records::{Drained, Followed, Holdings, HostRecord, Identity, Place, RECLAIM_AFTER_S, is_host_name};
 use crate::vnics::{HostVnics, VNICS_PART_COUNT};
 use freeflow_etcd::News;
 use freeflow_orchestrator::store::{Entry, Listing, VALUE_BYTES_MAX};
@@ -22,6 +22,8 @@ pub struct View {
     identity: Option<Identity>,
     /// When that was last written.
     identity_at: Revision,
+    reclaim_after_s: Option<u64>,
+    drained: BTreeMap<String, Drained>,
     /// When what is declared was last changed.
     declared_at: Revision,
     /// By their keys in the store of declared objects.
@@ -38,6 +40,10 @@ pub struct View {
     control_version: u64,
     mesh_version: u64,
     followed: BTreeMap<String, Followed>,
+    /// The revision of each host's last word.
+    words: BTreeMap<String, Revision>,
+    /// The word of each host for which all that it had was taken back.
+    reclaimed: BTreeMap<String, Revision>,
     vnics: BTreeMap<String, HostVnics>,
     /// Of which those are put together, by host and number.
     vnics_parts: BTreeMap<(String, usize), HostVnics>,
@@ -46,6 +52,10 @@ pub struct View {
     places: Places,
     /// When news of each host's holdings came last, by our own clock.
     spoke: BTreeMap<String, Instant>,
+    /// The same of its words.
+    heard: BTreeMap<String, Instant>,
+    /// Since when news come without a gap; `None`: etcd is away, or nothing has come.
+    current_since: Option<Instant>,
 }
 
 /// A value that is none is as one that is not there: whose it is can be blamed for it, others can't.
@@ -82,6 +92,11 @@ pub(crate) fn block_in(entry: &Entry) -> Option<Pool> {
     std::str::from_utf8(&entry.value).ok()?.parse().ok()
 }
 
+/// Seconds; `None`: never.
+pub(crate) fn reclaim_after_in(entry: &Entry) -> Option<u64> {
+    std::str::from_utf8(&entry.value).ok()?.parse().ok().filter(|seconds| RECLAIM_AFTER_S.contains(seconds))
+}
+
 /// Of a store's entries.
 pub(crate) fn places_in(entries: &[Entry]) -> Places {
     let read = |entry: &Entry| Some((entry.key.clone(), (entry.modified, place_in(entry)?)));
@@ -107,7 +122,13 @@ impl View {
             revision: Revision(0),
             identity: None,
             identity_at: Revision(0),
+            reclaim_after_s: None,
+            drained: BTreeMap::new(),
             spoke: BTreeMap::new(),
+            heard: BTreeMap::new(),
+            current_since: None,
+            words: BTreeMap::new(),
+            reclaimed: BTreeMap::new(),
             declared_at: Revision(0),
             declared: BTreeMap::new(),
             hosts: BTreeMap::new(),
@@ -132,14 +153,29 @@ impl View {
 
     /// The same, of news that came at this time.
     pub fn take_at(&mut self, news: News, now: Instant) -> bool {
+        self.current_since = match news {
+            News::Behind(_) => None,
+            _ => self.current_since.or(Some(now)),
+        };
         match news {
             News::Listed(revision, entries) => {
+                // Words of an etcd that is as it once was are news.
+                let current_since = self.current_since.filter(|_| revision >= self.revision).or(Some(now));
                 let (members_version, mesh_version) = (self.members_version + 1, self.mesh_version + 1);
                 let control_version = self.control_version + 1;
                 let new = Self::new(self.keys.root(), self.scope);
-                *self = Self { revision, members_version, mesh_version, control_version, ..new };
+                let new = Self { revision, members_version, mesh_version, control_version, current_since, ..new };
+                let before = std::mem::replace(self, new);
                 for entry in entries {
                     self.change(&entry.key.clone(), Some(entry), now);
+                }
+                // A word that was known is no news.
+                for (host, since) in before.heard {
+                    if let Some(heard) = self.heard.get_mut(&host)
+                        && self.words.get(&host) == before.words.get(&host)
+                    {
+                        *heard = since;
+                    }
                 }
                 true
             }
@@ -171,6 +207,11 @@ impl View {
                 let identity = value(entry.as_ref());
                 std::mem::replace(&mut self.identity, identity.clone()) != identity
             }
+            Some(Meaning::ReclaimAfter) => {
+                self.reclaim_after_s = entry.as_ref().and_then(reclaim_after_in);
+                true
+            }
+            Some(Meaning::Drained(host)) => put(&mut self.drained, host.to_owned(), value(entry.as_ref())),
             Some(Meaning::Declared(at)) => {
                 let entry = entry.map(|entry| Entry { key: at.to_owned(), ..entry });
                 put(&mut self.declared, at.to_owned(), entry)
@@ -187,9 +228,7 @@ impl View {
             }
             Some(Meaning::Holdings(host)) => {
                 self.spoke.insert(host.to_owned(), now);
-                let holdings = value(entry.as_ref()).map(Holdings::bounded);
-                let since = entry.map(|entry| entry.modified).unwrap_or_default();
-                put(&mut self.holdings, host.to_owned(), holdings.map(|holdings| (since, holdings)));
+                self.take_holdings(host, entry.as_ref());
                 false
             }
             Some(Meaning::Members { host, part }) => {
@@ -199,9 +238,8 @@ impl View {
                 false
             }
             Some(Meaning::Followed(host)) => {
-                let followed: Option<Followed> = value(entry.as_ref()).map(Followed::bounded);
-                self.control_version += u64::from(self.is_other_for_control(host, followed.as_ref()));
-                put(&mut self.followed, host.to_owned(), followed);
+                self.heard.insert(host.to_owned(), now);
+                self.take_followed(host, entry.as_ref());
                 false
             }
             Some(Meaning::Vnics { host, part }) => {
@@ -211,6 +249,11 @@ impl View {
             Some(Meaning::OfVnic(vnic)) => {
                 let place = entry.as_ref().and_then(|entry| Some((entry.modified, place_in(entry)?)));
                 put(&mut self.places, vnic.to_owned(), place)
+            }
+            Some(Meaning::Reclaimed(host)) => {
+                let word = entry.as_ref().and_then(|entry| std::str::from_utf8(&entry.value).ok()?.parse().ok());
+                put(&mut self.reclaimed, host.to_owned(), word.map(Revision));
+                false
             }
             Some(Meaning::Block { network, host }) => {
                 let block = entry.as_ref().and_then(block_in);
@@ -222,7 +265,21 @@ impl View {
     /// Whether a host says that it has other ranges, or has followed all that is declared, and had not.
     fn is_other_for_control(&self, host: &str, followed: Option<&Followed>) -> bool {
         let said = |followed: &Followed| (followed.ranges.clone(), followed.revision >= self.declared_at.0);
-        followed.map(said) != self.followed.get(host).map(said)
+        // One that all was taken back from is given blocks again when it speaks.
+        self.reclaimed.contains_key(host) || followed.map(said) != self.followed.get(host).map(said)
+    }
+
+    fn take_holdings(&mut self, host: &str, entry: Option<&Entry>) {
+        // Those that can't be read are none, but they are there: their host writes over them.
+        let read = |entry: &Entry| value(sized(Some(entry))).map(Holdings::bounded).unwrap_or_default();
+        put(&mut self.holdings, host.to_owned(), entry.map(|entry| (entry.modified, read(entry))));
+    }
+
+    fn take_followed(&mut self, host: &str, entry: Option<&Entry>) {
+        let followed: Option<Followed> = value(sized(entry)).map(Followed::bounded);
+        self.control_version += u64::from(self.is_other_for_control(host, followed.as_ref()));
+        put(&mut self.words, host.to_owned(), entry.map(|entry| entry.modified));
+        put(&mut self.followed, host.to_owned(), followed);
     }
 
     fn take_members(&mut self, of: (String, usize), entry: Option<&Entry>) {
@@ -267,6 +324,16 @@ impl View {
         let identity = self.identity.as_ref().ok_or_else(absent)?;
         identity.check()?;
         Ok(identity)
+    }
+
+    /// Blocks of a host that is silent for so long are taken back, seconds; `None`: never.
+    pub fn reclaim_after_s(&self) -> Option<u64> {
+        self.reclaim_after_s
+    }
+
+    /// Hosts that an operator has drained.
+    pub fn drained(&self) -> &BTreeMap<String, Drained> {
+        &self.drained
     }
 
     /// All that is declared for all hosts.
@@ -344,6 +411,27 @@ impl View {
     pub fn restored_at(&self) -> Revision {
         let is_restored = self.identity.as_ref().is_some_and(|identity| identity.restored > 0);
         if is_restored { self.identity_at } else { Revision(0) }
+    }
+
+    /// The revision of a host's last word.
+    pub(crate) fn word(&self, host: &str) -> Option<Revision> {
+        self.words.get(host).copied()
+    }
+
+    /// Since when a host is silent, as far as this has listened without a gap; `None`: etcd is away.
+    pub(crate) fn silent_since(&self, host: &str) -> Option<Instant> {
+        self.current_since.and_then(|since| Some(*self.heard.get(host)?.max(&since)))
+    }
+
+    /// Hosts that all was taken back from, with the word that each had said last then.
+    pub(crate) fn reclaimed(&self) -> &BTreeMap<String, Revision> {
+        &self.reclaimed
+    }
+
+    /// Whether all blocks and places of a host were taken back since it spoke: no word of it counts, until the next.
+    pub fn is_reclaimed(&self, host: &str) -> bool {
+        let word = self.reclaimed.get(host);
+        word.is_some() && word == self.words.get(host)
     }
 
     /// How long nothing was heard of a host's holdings.

@@ -143,9 +143,12 @@ impl HostVnics {
         Self { at_s: 0, left_out: 0, vnics }
     }
 
-    /// The members of networks that they are: those of containers, if there are too many.
+    /// The members of networks that they are: those of containers, if there are too many, and all networks.
     pub fn members(&self) -> Members {
         let mut all = Members::default();
+        for vnic in self.vnics.iter().skip(MEMBER_COUNT_MAX) {
+            all.networks.entry(vnic.network.clone()).or_default();
+        }
         for vnic in self.vnics.iter().take(MEMBER_COUNT_MAX) {
             let names = vnic.names().map(str::to_owned).collect();
             let member = Member { since_s: vnic.since_s, names, addresses: vnic.addresses.clone() };

@@ -124,6 +124,7 @@ impl Router {
         })?;
         (control.external, control.network_notifier) = (external, network_notifier);
         control.restore_vnics(&mut workers)?;
+        control.watch_lease()?;
         control.choose_mode();
         let api = start_api(&mut control, own.clone())?;
         std::fs::write(control.config.run_dir.join("router.pid"), format!("{}\n", std::process::id()))?;

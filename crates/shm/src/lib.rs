@@ -132,8 +132,8 @@ pub use signals::termination_signals;
 pub use slot::Full;
 #[cfg(not(loom))]
 pub use sys::{
-    allowed_cpus, coarse_ns, cpu_count, current_cpu, monotonic_ns, page_bytes, pause, pin_to_cpu, prefer_short_slices,
-    release_large_allocations, sched_yield, voluntary_switch_count,
+    allowed_cpus, boottime_ns, coarse_ns, cpu_count, current_cpu, monotonic_ns, page_bytes, pause, pin_to_cpu,
+    prefer_short_slices, release_large_allocations, sched_yield, voluntary_switch_count,
 };
 #[cfg(not(loom))]
 pub use tally::Tally;

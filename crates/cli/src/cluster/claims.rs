@@ -72,8 +72,11 @@ struct Shared {
     last_number: u64,
     /// By number of the claim: later ones are larger.
     wanted: BTreeMap<u64, Wanted>,
-    /// The network of each container that waits for other hosts.
+    /// The network of each container that waits for other hosts, and of those that need not wait any more.
     meetings: BTreeMap<u64, String>,
+    released: BTreeSet<u64>,
+    /// Networks of containers that need not wait, since the follower last looked.
+    entered: BTreeSet<String>,
     /// Networks whose other hosts this one is connected to, as far as they can be reached.
     met: BTreeSet<String>,
     waker: Option<Waker>,
@@ -157,14 +160,25 @@ impl Claims {
 
     /// Networks of containers that wait for other hosts.
     pub fn meetings(&self) -> BTreeSet<String> {
-        self.shared().meetings.values().cloned().collect()
+        let shared = self.shared();
+        let waiting = shared.meetings.iter().filter(|(number, _)| !shared.released.contains(number));
+        waiting.map(|(_, network)| network.clone()).collect()
     }
 
-    /// The other hosts of these networks, and of no others, need not be waited for.
-    pub fn set_met(&self, networks: BTreeSet<String>) {
+    /// Networks of containers that have come since, whose other hosts are met.
+    pub fn take_entered(&self) -> BTreeSet<String> {
+        std::mem::take(&mut self.shared().entered)
+    }
+
+    /// The other hosts of these networks, and of no others, need not be waited for; nor does who waits for those of
+    /// `for_now`.
+    pub fn set_met(&self, networks: BTreeSet<String>, for_now: &BTreeSet<String>) {
         let mut shared = self.shared();
-        if shared.met != networks {
+        let of_them = shared.meetings.iter().filter(|(_, network)| for_now.contains(*network));
+        let released: Vec<u64> = of_them.map(|(number, _)| *number).collect();
+        if shared.met != networks || !released.is_empty() {
             shared.met = networks;
+            shared.released.extend(released);
             drop(shared);
             self.0.1.notify_all();
         }
@@ -174,16 +188,23 @@ impl Claims {
     fn serve_meeting(&self, stream: &UnixStream, network: &str) -> std::io::Result<()> {
         let until = Instant::now() + MEETING_TIME;
         let mut shared = self.shared();
-        if !shared.met.contains(network) && shared.meetings.len() < MEETING_COUNT_MAX {
+        if shared.met.contains(network) {
+            // The host is in it for some time from now on.
+            if shared.entered.len() < MEETING_COUNT_MAX && shared.entered.insert(network.to_owned()) {
+                shared.waker.iter().for_each(Waker::wake);
+            }
+        } else if shared.meetings.len() < MEETING_COUNT_MAX {
             shared.last_number += 1;
             let number = shared.last_number;
             shared.meetings.insert(number, network.to_owned());
             shared.waker.iter().for_each(Waker::wake);
-            while !shared.met.contains(network) && Instant::now() < until {
+            let is_over = |shared: &Shared| shared.met.contains(network) || shared.released.contains(&number);
+            while !is_over(&shared) && Instant::now() < until {
                 let left = until.saturating_duration_since(Instant::now());
                 shared = self.0.1.wait_timeout(shared, left).unwrap_or_else(PoisonError::into_inner).0;
             }
             shared.meetings.remove(&number);
+            shared.released.remove(&number);
         }
         drop(shared);
         say(stream, &Answer::Here)
@@ -388,15 +409,25 @@ mod tests {
                 thread::yield_now();
             }
             // Another network's are not this one's.
-            claims.set_met(set(&["blue"]));
+            claims.set_met(set(&["blue"]), &set(&[]));
             assert_eq!(claims.meetings(), set(&["red"]));
             is_met.store(true, std::sync::atomic::Ordering::SeqCst);
-            claims.set_met(set(&["blue", "red"]));
+            claims.set_met(set(&["blue", "red"]), &set(&[]));
             assert!(waiting.join().expect("it ended"), "it has not waited");
         });
-        // A network that is met is not asked for again.
+        // A network that is met is not waited for again, and the host stays in it.
         meet(&run_dir, "blue").wait();
-        assert_eq!(claims.meetings(), set(&[]));
+        assert_eq!((claims.meetings(), claims.take_entered()), (set(&[]), set(&["blue"])));
+        // One for which there is nobody to be met just now is asked for by the next container again.
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| meet(&run_dir, "grey").wait());
+            while claims.meetings() != set(&["grey"]) {
+                thread::yield_now();
+            }
+            claims.set_met(set(&["blue"]), &set(&["grey"]));
+            waiting.join().expect("it ended");
+        });
+        assert!(!claims.shared().met.contains("grey"));
         // And a follower that does not come to it keeps nobody waiting for ever.
         meet(&run_dir, "green").wait();
     }

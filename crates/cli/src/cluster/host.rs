@@ -1,9 +1,10 @@
 //! Files of a host that follows a cluster.
-use crate::failure::{Context, Result};
+use crate::failure::{Context, Result, fail};
 use crate::keys;
 use crate::record::now_s;
 use freeflow_cluster::{Peer, Welcome, Wire};
 use freeflow_hostnet::run_dir::{RunDir, Settings, write_atomically};
+use freeflow_orchestrator::DEFAULT_NETWORK;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -95,6 +96,28 @@ impl Directory {
     pub fn forget(&self) {
         let _ = fs::remove_file(self.memory_file());
         let _ = fs::remove_file(self.joined_file());
+        let _ = fs::remove_file(self.drained_file());
+        // The router's, beside its store: a lease of this cluster is none of the next one.
+        let _ = fs::remove_file(self.0.with_file_name("cluster.lease"));
+    }
+
+    fn drained_file(&self) -> PathBuf {
+        self.0.join("drained")
+    }
+
+    /// Why no container with the cluster's vNICs starts here, if none does.
+    pub fn drained(&self) -> Option<String> {
+        fs::read_to_string(self.drained_file()).ok()
+    }
+
+    /// Notes that; `None`: they start.
+    pub fn note_drained(&self, why: Option<&str>) -> Result<()> {
+        let file = self.drained_file();
+        match why {
+            _ if self.drained().as_deref() == why => Ok(()),
+            Some(why) => write_atomically(&file, why.as_bytes(), 0o600).context(file.display()),
+            None => fs::remove_file(&file).context(file.display()),
+        }
     }
 
     fn joined_file(&self) -> PathBuf {
@@ -189,6 +212,15 @@ pub struct Own<'a> {
     pub host: &'a str,
     pub address: IpAddr,
     pub wire: Wire,
+}
+
+/// Refuses a container with a vNIC of this network, where the host is drained.
+pub fn check_drained(run_dir: &RunDir, network: &str) -> Result<()> {
+    let settings = run_dir.settings().filter(|settings| settings.cluster.is_some() && network != DEFAULT_NETWORK);
+    match settings.and_then(|settings| Directory::of(run_dir, &settings).drained()) {
+        Some(why) => fail!("{why}"),
+        None => Ok(()),
+    }
 }
 
 /// Before a router of a host that follows is started: its key, and a peers file, of nobody where there was none.

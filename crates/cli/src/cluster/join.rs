@@ -122,7 +122,7 @@ fn enter(way: &Way, arguments: &Up, last: Option<&Settings>, directory: &Directo
     let welcome = match (done, directory.joined()) {
         (Ok(welcome), _) => welcome,
         // It is in already, and goes on as all hosts do without etcd.
-        (Err(error @ ClusterError::Store(_)), Some(joined)) if joined.host == host => {
+        (Err(error @ (ClusterError::Store(_) | ClusterError::Full)), Some(joined)) if joined.host == host => {
             output::complaint(format!("{error}; this host goes on with the certificate that it has"));
             return Ok(Joined { address, ..joined });
         }

@@ -1,6 +1,7 @@
 //! `freeflow cluster`: hosts that follow one declaration on etcd.
 mod answers;
 mod claims;
+mod drain;
 mod host;
 mod join;
 mod moving;
@@ -10,21 +11,22 @@ mod views;
 
 pub use answers::ClusterApi;
 pub use claims::{Answer, Claimed, Claims, announce, claim, meet};
-pub use host::{Directory, Memory, Own, prepare};
+pub use drain::{host, why_drained};
+pub use host::{Directory, Memory, Own, check_drained, prepare};
 pub use join::{joined, renew_if_due};
 pub use moving::move_vnic;
 pub use process::{end, log_file, note_problems, note_state, problems, record, rotate_log, start};
 pub use views::vnics;
 
 use crate::arguments::Format;
-use crate::arguments_control::{Cluster, OfCluster};
+use crate::arguments_control::{Cluster, OfCluster, ReclaimAfter};
 use crate::control::api::{EXIT_PARTLY, Refusal, Trouble};
 use crate::control::changes::{declared, list_of};
 use crate::control::columns::SILENCE_S;
 use crate::failure::{Failure, Result};
 use crate::output;
 use crate::record::now_s;
-use freeflow_cluster::{ClusterError, ClusterFile, Followed, HostRecord, Operator, Problem, Removed, View};
+use freeflow_cluster::{ClusterError, ClusterFile, Drained, Followed, HostRecord, Operator, Problem, Removed, View};
 use freeflow_hostnet::run_dir::RunDir;
 use freeflow_manifest::to_yaml;
 use freeflow_orchestrator::CLUSTER_KINDS;
@@ -55,24 +57,41 @@ impl From<ClusterError> for Failure {
 pub fn cluster(run_dir: &RunDir, action: Cluster) -> Result<()> {
     match action {
         Cluster::Authority(asked) => tokens::authority(&asked),
-        Cluster::Init { pool, full_mesh, of } => {
-            tokens::init(&file_as_it_is(run_dir, of.cluster)?, pool.as_deref(), full_mesh)
+        Cluster::Init { pool, full_mesh, reclaim_after, of } => {
+            tokens::init(&file_as_it_is(run_dir, of.cluster)?, pool.as_deref(), full_mesh, reclaim_after)
+        }
+        Cluster::Set { reclaim_after: ReclaimAfter(seconds), of } => {
+            Operator::set_reclaim_after(&file(run_dir, &of)?, seconds)?;
+            output::line(reclaims(seconds));
+            Ok(())
         }
         Cluster::Token(action) => tokens::tokens(run_dir, action),
         Cluster::Status { of, output } => status(&file(run_dir, &of)?, output.format),
-        Cluster::Remove { host, of } => {
-            let removed = Operator::open(&file(run_dir, &of)?)?.remove_host(&host)?;
-            say_removed(&host, &removed);
-            Ok(())
-        }
+        Cluster::Remove { host, of } => remove(&file(run_dir, &of)?, &host),
         Cluster::Export { of } => export(&file(run_dir, &of)?),
         Cluster::Restored { of } => {
             Operator::restored(&file(run_dir, &of)?)?;
             output::line("Hosts follow etcd as it is now; look at what is declared: freeflow cluster status");
             Ok(())
         }
-        Cluster::Follow => unreachable!("it was dispatched before"),
+        Cluster::Follow | Cluster::Import { .. } => unreachable!("it was dispatched before"),
     }
+}
+
+/// For people.
+fn reclaims(after_s: Option<u64>) -> String {
+    match after_s {
+        Some(seconds) => format!(
+            "Blocks of a host that is silent for {} are taken back; its vNICs are stopped before.",
+            output::duration(seconds)
+        ),
+        None => "Blocks of a host that is silent stay its, until it is removed.".into(),
+    }
+}
+
+fn remove(file: &ClusterFile, host: &str) -> Result<()> {
+    say_removed(host, &Operator::open(file)?.remove_host(host)?);
+    Ok(())
 }
 
 fn say_removed(host: &str, Removed { blocks, is_pending, is_by_hand, token }: &Removed) {
@@ -116,9 +135,13 @@ pub fn file_of(run_dir: &RunDir, given: Option<PathBuf>) -> Result<ClusterFile> 
 }
 
 fn file_as_it_is(run_dir: &RunDir, given: Option<PathBuf>) -> Result<ClusterFile> {
+    Ok(ClusterFile::read(&path_of(run_dir, given)?)?)
+}
+
+/// The path of that file.
+pub fn path_of(run_dir: &RunDir, given: Option<PathBuf>) -> Result<PathBuf> {
     let given = given.or_else(|| run_dir.settings()?.cluster);
-    let path = given.ok_or_else(|| Failure::new("which cluster: --cluster FILE, or FREEFLOW_CLUSTER").with_code(2))?;
-    Ok(ClusterFile::read(&path)?)
+    given.ok_or_else(|| Failure::new("which cluster: --cluster FILE, or FREEFLOW_CLUSTER").with_code(2))
 }
 
 /// One host of the cluster, as `status` shows it.
@@ -130,12 +153,18 @@ struct HostStatus {
     revision: Option<u64>,
     /// Since it last said something, by the clock here and there.
     age_s: Option<u64>,
+    /// Its blocks and declared vNICs were taken back, since it was silent for too long.
+    reclaimed: bool,
+    /// An operator has drained it.
+    drained: Option<Drained>,
     problems: Vec<Problem>,
 }
 
 #[derive(Serialize)]
 struct Status {
     cluster: String,
+    /// Blocks of a host that is silent for so long are taken back, seconds; null: never.
+    reclaim_after_s: Option<u64>,
     /// Of etcd's.
     revision: u64,
     /// The last one that changed what is declared.
@@ -151,6 +180,8 @@ fn host_status(name: &str, view: &View, now_s: u64) -> HostStatus {
         record,
         revision: followed.map(|followed| followed.revision),
         age_s: followed.map(|followed| now_s.saturating_sub(followed.at_s)),
+        reclaimed: view.is_reclaimed(name),
+        drained: view.drained().get(name).cloned(),
         problems: followed.map(|followed| followed.problems.clone()).unwrap_or_default(),
     }
 }
@@ -161,6 +192,7 @@ fn status(file: &ClusterFile, format: Format) -> Result<()> {
     let names: BTreeSet<&String> = view.hosts().keys().chain(view.followed().keys()).collect();
     let status = Status {
         cluster: view.identity()?.id.clone(),
+        reclaim_after_s: view.reclaim_after_s(),
         revision: view.revision().0,
         declared_revision: view.declared_revision().0,
         hosts: names.into_iter().map(|name| host_status(name, &view, now_s)).collect(),
@@ -178,10 +210,12 @@ fn status(file: &ClusterFile, format: Format) -> Result<()> {
             None => "nothing yet",
         };
         let said = match host.age_s {
+            Some(age_s) if host.reclaimed => format!("{} ago: its blocks were taken back", output::duration(age_s)),
             Some(age_s) if age_s > SILENCE_S => format!("{} ago: silent", output::duration(age_s)),
             Some(age_s) => format!("{} ago", output::duration(age_s)),
             None => "-".into(),
         };
+        let said = if host.drained.is_some() { format!("{said}, drained") } else { said };
         let address = host.record.as_ref().map_or("-".into(), |record| record.address.to_string());
         rows.push(vec![host.name.clone(), address, follows.into(), said, host.problems.len().to_string()]);
     }

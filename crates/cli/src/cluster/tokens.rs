@@ -1,13 +1,13 @@
 //! `freeflow cluster authority`, `init` and `token`: how a cluster begins, and who may join it.
-use super::file;
+use super::{file, reclaims};
 use crate::arguments::Format;
-use crate::arguments_control::{Authority, TokenAction};
+use crate::arguments_control::{Authority, ReclaimAfter, TokenAction};
 use crate::failure::{Failure, Result, fail};
 use crate::record::now_s;
 use crate::{names, output};
 use freeflow_cluster::{
-    AuthorityFiles, CONTROLLER_FILE, ClusterFile, FULL_MESH_COUNT, Operator, Token, TokenRecord, TokenTerms, Tokens,
-    Wire, begin_rights, member_name,
+    AuthorityFiles, CONTROLLER_FILE, ClusterFile, FULL_MESH_COUNT, Operator, RECLAIM_AFTER_DEFAULT_S, Token,
+    TokenRecord, TokenTerms, Tokens, Wire, begin_rights, member_name,
 };
 use freeflow_hostnet::run_dir::RunDir;
 use freeflow_orchestrator::Pool;
@@ -52,7 +52,12 @@ pub fn authority(asked: &Authority) -> Result<()> {
     Ok(())
 }
 
-pub fn init(file: &ClusterFile, pool: Option<&str>, full_mesh: Option<u32>) -> Result<()> {
+pub fn init(
+    file: &ClusterFile,
+    pool: Option<&str>,
+    full_mesh: Option<u32>,
+    reclaim_after: Option<ReclaimAfter>,
+) -> Result<()> {
     let parsed = |text: &str| {
         let range = text.parse::<Pool>().ok().filter(|pool| (8..=24).contains(&pool.prefix_length()));
         range.ok_or_else(|| Failure::new(format!("--pool {text:?}: write a range such as 10.111.0.0/16, of /8 to /24")))
@@ -66,8 +71,11 @@ pub fn init(file: &ClusterFile, pool: Option<&str>, full_mesh: Option<u32>) -> R
         output::line(format!("Rights count in etcd; {made}."));
     }
     let own = file.as_own();
-    let (identity, is_new) =
-        Operator::init_with(&own, &names::digits::<8>()?, pool, full_mesh.unwrap_or(FULL_MESH_COUNT))?;
+    let (full, after_s) = (
+        full_mesh.unwrap_or(FULL_MESH_COUNT),
+        reclaim_after.map_or(Some(RECLAIM_AFTER_DEFAULT_S), |ReclaimAfter(seconds)| seconds),
+    );
+    let (identity, is_new) = Operator::init_with(&own, &names::digits::<8>()?, pool, full, after_s)?;
     let is = if is_new { "is made" } else { "is there already" };
     output::line(format!("Cluster {} {is} in etcd, under {}.", identity.id, file.root));
     if let Some(pool) = pool.filter(|pool| identity.pool != Some(pool.to_string())) {
@@ -76,6 +84,13 @@ pub fn init(file: &ClusterFile, pool: Option<&str>, full_mesh: Option<u32>) -> R
     }
     if let Some(count) = full_mesh.filter(|count| identity.full_mesh != *count) {
         fail!("--full-mesh {count}: the cluster that is there has {}, and keeps that", identity.full_mesh);
+    }
+    match reclaim_after {
+        Some(_) if !is_new => {
+            fail!("--reclaim-after: the cluster that is there keeps its own; freeflow cluster set changes it");
+        }
+        _ if is_new => output::line(reclaims(after_s)),
+        _ => {}
     }
     if file.authority.is_none() && file.cacert.is_some() {
         output::line("Next, on each host: freeflow up --cluster FILE --address IP --range CIDR --host NAME");

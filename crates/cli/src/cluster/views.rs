@@ -59,6 +59,8 @@ pub fn hosts(view: &View) -> Vec<Value> {
             Some(_) => "not all yet",
             None => "nothing yet",
         };
+        let drained = view.drained().get(name);
+        let follows = if drained.is_some() { format!("{follows}, drained") } else { follows.to_owned() };
         json!({
             "apiVersion": API_VERSION,
             "kind": "Host",
@@ -67,6 +69,7 @@ pub fn hosts(view: &View) -> Vec<Value> {
             "status": {
                 "address": record.map(|(_, record)| record.address),
                 "follows": follows,
+                "drainedBy": drained.map(|drained| &drained.by),
                 "ageSeconds": followed.map(Followed::age_s),
                 "version": followed.map(|followed| &followed.release),
                 "vnicCount": vnics.map(|vnics| (vnics.vnics.len() as u64).saturating_add(vnics.left_out)),

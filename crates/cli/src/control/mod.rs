@@ -14,18 +14,21 @@ mod top;
 mod watch;
 
 use crate::arguments::Command;
-use crate::arguments_control::{Apply, Describe, Diff, Format, Get, OfCluster};
+use crate::arguments_control::{Apply, Cluster, Describe, Diff, Format, Get, ObjectOutput, OfCluster};
 use crate::failure::{Failure, Result, fail};
-use crate::{networks, output};
+use crate::{cluster, networks, output};
 pub use all_hosts::containers;
 pub use top::Sampler;
 
 use api::{Answer, Api, BASE, Refusal, Trouble, encoded};
 use changes::list_of;
+use freeflow_cluster::Operator;
 use freeflow_hostnet::run_dir::RunDir;
 use freeflow_manifest::{Item, to_yaml};
+use freeflow_orchestrator::CLUSTER_KINDS;
 use kinds::Kind;
 use serde_json::{Value, json};
+use std::path::Path;
 
 /// Failures of `diff`, where 1 says that something differs.
 const EXIT_DIFF_FAILED: u8 = 2;
@@ -45,6 +48,7 @@ pub fn dispatch(run_dir: &RunDir, command: &Command) -> Option<Result<i32>> {
                 failure.with_code(code)
             })
         }
+        Command::Cluster(Cluster::Import { file, force, of }) => import(run_dir, file, *force, of),
         Command::Top(arguments) if arguments.hosts.all_hosts => all_hosts::top(run_dir, arguments),
         Command::Top(arguments) => Api::of(run_dir).and_then(|api| top::top(&api, arguments)),
         _ => return None,
@@ -112,6 +116,28 @@ fn apply(run_dir: &RunDir, api: &Api, arguments: &Apply) -> Result<i32> {
         networks::reconcile_host(run_dir);
     }
     Ok(0)
+}
+
+/// A backup of all that a cluster declares is declared again.
+fn import(run_dir: &RunDir, file: &Path, force: bool, of: &OfCluster) -> Result<i32> {
+    let path = cluster::path_of(run_dir, of.cluster.clone())?;
+    let state = Operator::open(&cluster::read(&path)?.as_own())?.state()?;
+    let there: Vec<String> = CLUSTER_KINDS
+        .into_iter()
+        .flat_map(|kind| state.objects(kind))
+        .map(|object| format!("{}/{}", object.kind().name().to_ascii_lowercase(), object.name()))
+        .collect();
+    if let (Some(first), false) = (there.first(), force) {
+        return Err(Failure::new(format!(
+            "the cluster declares {} objects already, such as {first}: nothing was changed. With --force objects of the file \
+             are changed, and others stay",
+            there.len()
+        ))
+        .with_code(api::EXIT_REFUSED));
+    }
+    let output = ObjectOutput { format: Format::Table };
+    let of = OfCluster { cluster: Some(path.clone()) };
+    apply(run_dir, &Api::choose(run_dir, Some(&path))?, &Apply { files: vec![file.into()], dry_run: false, of, output })
 }
 
 /// As JSON or YAML; false: it is to be printed for people.

@@ -1,15 +1,16 @@
 //! vNICs of the cluster's on this host: which it has, asks for, lets go to others, and has to give away.
 use super::{ELECTION_TIME, Follower, Host, log};
-use crate::cluster::Answer;
+use crate::cluster::{Answer, why_drained};
 use crate::control::api::{BASE, Trouble, encoded};
 use crate::failure::{Failure, Result};
 use crate::record::Records;
 use crate::tools;
 use freeflow_cluster::mirror::{Target, Wanted};
 use freeflow_cluster::{ClaimsOf, Held, Place, RefusedClaims};
-use freeflow_orchestrator::State;
 use freeflow_orchestrator::objects::{AnyObject, ObjectKind, Typed, Vnic};
+use freeflow_orchestrator::{DEFAULT_NETWORK, State};
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -40,6 +41,15 @@ pub struct OwnVnics {
 struct Stop {
     since: Instant,
     child: Option<Child>,
+}
+
+impl Stop {
+    /// Of a container of this host.
+    fn begin(run_dir: &Path, container: &str) -> Self {
+        let mut command = Command::new(tools::own_path().unwrap_or_default());
+        command.arg("--run-dir").arg(run_dir).args(["stop", container]).stdin(Stdio::null());
+        Self { since: Instant::now(), child: command.stdout(Stdio::null()).spawn().ok() }
+    }
 }
 
 impl OwnVnics {
@@ -104,10 +114,7 @@ impl Follower {
             let run_dir = self.run_dir.path();
             let stop = self.vnics.stops.entry(name.clone()).or_insert_with(|| {
                 log(&format!("the vNIC {name} goes to another host: the container {} is stopped", container.name));
-                let program = tools::own_path().unwrap_or_default();
-                let mut command = Command::new(program);
-                command.arg("--run-dir").arg(run_dir).args(["stop", &container.name]).stdin(Stdio::null());
-                Stop { since: Instant::now(), child: command.stdout(Stdio::null()).spawn().ok() }
+                Stop::begin(run_dir, &container.name)
             });
             let is_moved = self.view.places().get(&name).is_some_and(|(_, place)| place.host == self.host);
             if is_moved && stop.since.elapsed() < STOP_TIME {
@@ -115,6 +122,30 @@ impl Follower {
             }
         }
         Ok(())
+    }
+
+    /// A drained host says so to who starts containers, and stops those that run, if an operator wants that.
+    pub(super) fn follow_draining(&mut self) -> Result<()> {
+        let drained = self.view.drained().get(&self.host).cloned();
+        let why = drained.as_ref().map(|drained| why_drained(&self.host, drained));
+        self.directory.note_drained(why.as_deref())?;
+        if drained.is_none_or(|drained| !drained.stop) {
+            return Ok(());
+        }
+        for record in Records::of(&self.run_dir).list() {
+            if record.is_live() && record.network != DEFAULT_NETWORK {
+                let run_dir = self.run_dir.path();
+                self.vnics.stops.entry(record.id).or_insert_with(|| {
+                    log(&format!("this host is drained: the container {} is stopped", record.name));
+                    Stop::begin(run_dir, &record.name)
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn is_drained(&self) -> bool {
+        self.view.drained().contains_key(&self.host)
     }
 
     /// After that: notes, for ever, which vNICs are not here any more.
@@ -247,7 +278,7 @@ impl Follower {
         if let Some(container) = records.user_of(name) {
             return Ok(Some(format!("the container {container} has it there")));
         }
-        if place.moved && self.memory.served.get(name) != Some(&at) {
+        if place.moved && !self.is_drained() && self.memory.served.get(name) != Some(&at) {
             let why =
                 format!("an operator has moved it there for a container to come (freeflow move {name} --to HOST)");
             return Ok(Some(why));
@@ -268,7 +299,7 @@ impl Follower {
         let is_placed = self.view.places().get(name).is_some_and(|(at, place)| {
             place.host == self.host && place.next.is_none() && self.memory.released.get(name) != Some(&at.0)
         });
-        is_placed && self.vnics.present.contains(name)
+        is_placed && self.vnics.present.contains(name) && !self.lease.is_over()
     }
 
     /// Says what the claims of this host's callers come to.
@@ -302,6 +333,12 @@ impl Follower {
             let why = format!("etcd does not answer, so it is not to be had from another host: {why}");
             let is_brief = since.elapsed() < ELECTION_TIME;
             return if is_brief { Answer::Later(why) } else { Answer::Refused(why) };
+        }
+        if let Some(drained) = self.view.drained().get(&self.host) {
+            return Answer::Never(why_drained(&self.host, drained));
+        }
+        if let Some(problem) = self.lease.problem() {
+            return Answer::Later(problem.message);
         }
         if self.standing.is_none() {
             return Answer::Later("this host does not follow the cluster just now; see freeflow cluster status".into());

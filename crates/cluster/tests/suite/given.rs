@@ -1,6 +1,6 @@
 //! A beginning for tests: a view of keys that etcd could have, and a host that is a state.
 use freeflow_cluster::mirror::Target;
-use freeflow_cluster::{Holdings, HostRecord, Identity, News, Place, Scope, View};
+use freeflow_cluster::{Followed, Holdings, HostRecord, Identity, News, Place, Scope, View};
 use freeflow_orchestrator::objects::{AnyObject, ObjectKind, parse_object};
 use freeflow_orchestrator::store::Entry;
 use freeflow_orchestrator::{Command, Revision, State};
@@ -95,6 +95,11 @@ impl Given {
         (given, at)
     }
 
+    pub fn followed(self, host: &str, followed: &Followed) -> Self {
+        let value = serde_json::to_vec(followed).expect("words are encodable");
+        self.key(&format!("said/{host}/data/followed"), &value)
+    }
+
     pub fn holdings(self, host: &str, holdings: &Holdings) -> Self {
         self.key(&format!("hosts/{host}/data/holdings"), &serde_json::to_vec(holdings).expect("encodable"))
     }
@@ -116,7 +121,7 @@ impl Given {
 
     /// All of it came so long ago.
     pub fn view_of(self, ago: Duration) -> View {
-        let mut view = View::new(ROOT, Scope::Host);
+        let mut view = View::new(ROOT, Scope::Said);
         let then = Instant::now().checked_sub(ago).expect("the machine has run for longer");
         assert!(view.take_at(News::Listed(Revision(100), self.0), then));
         view

@@ -208,7 +208,7 @@ fn hosts_ranges_are_apart_and_come_back_when_they_are_removed() {
     let mut operator = Operator::open(&file).expect("a cluster");
     operator.change(&apply(vec![network("red", "10.111.1.0/24")]), false).expect("declared");
     // A host that was given 10.111.2.0/24 by hand.
-    let report = Report::start(&file, "hand").expect("a thread");
+    let report = Report::start(&file, "hand", || 0).expect("a thread");
     report.say(Some(record(2)), Holdings::default(), Followed::default(), There::default());
     until("it is there", || match operator.view().map_err(|error| error.to_string())?.hosts().contains_key("hand") {
         true => Ok(()),
@@ -225,7 +225,7 @@ fn hosts_ranges_are_apart_and_come_back_when_they_are_removed() {
         assert!(why(join(&token, "hand", &key(&etcd, "hand"), WAIT)).contains("another key"));
         // Blocks of `default` stay, though nobody has declared it and hosts don't speak of it; and no network is
         // declared over them.
-        let report = Report::start(&file, "h2").expect("a thread");
+        let report = Report::start(&file, "h2", || 0).expect("a thread");
         let own = HostRecord { default_range: "10.111.3.0/24".into(), ..record(77) };
         let followed = Followed { revision: 1_000_000, ..Followed::default() };
         report.say(Some(own), Holdings::default(), followed, There::default());
@@ -421,7 +421,7 @@ fn no_host_keeps_others_out_by_what_it_says_it_has() {
     let uses_left = || Tokens::open(&file).expect("a cluster").list().expect("read")[0].1.uses_left;
     let ((), _) = with_controllers(&file, 1, || {
         join(&token, "h1", &key(&etcd, "h1"), WAIT).expect("admitted");
-        let report = Report::start(&file, "h1").expect("a thread");
+        let report = Report::start(&file, "h1", || 0).expect("a thread");
         let own = HostRecord { default_range: "10.111.0.0/16".into(), ..record(1) };
         report.say(Some(own), Holdings::default(), Followed::default(), There::default());
         until("it is there", || match operator.view().map_err(|error| error.to_string())?.hosts().contains_key("h1") {

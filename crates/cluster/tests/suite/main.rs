@@ -4,6 +4,7 @@
 mod common;
 mod given;
 mod joining;
+mod leases;
 mod mesh;
 mod mirroring;
 mod on_etcd;

@@ -41,7 +41,7 @@ fn refusal(result: Result<impl Sized, ClusterError>) -> Reason {
 
 /// A host says that it is there, and how far it has come.
 pub fn say(file: &ClusterFile, name: &str, number: u8, revision: u64, ranges: &[(&str, &str)]) {
-    let mut report = Report::start(file, name).expect("a thread");
+    let mut report = Report::start(file, name, || 0).expect("a thread");
     let operator = Operator::open(file).expect("a cluster");
     let there = There::of(&operator.view().expect("read"), name);
     let ranges = ranges.iter().map(|(network, range)| (network.to_string(), range.to_string())).collect();
@@ -241,7 +241,7 @@ fn networks_of_a_cluster_have_addresses_of_their_own() {
         assert_eq!(refusal(operator.change(&apply(objects), false)), Reason::Conflict);
     }
     // A host that claims everything stops nobody.
-    let mut greedy = Report::start(&file, "h9").expect("a thread");
+    let mut greedy = Report::start(&file, "h9", || 0).expect("a thread");
     let all = HostRecord { default_range: "10.0.0.0/8".into(), ..record(9) };
     greedy.say(Some(all), Holdings::default(), Followed::default(), There::default());
     until("it is said", || {
@@ -258,7 +258,7 @@ fn a_host_that_was_removed_says_nothing_any_more() {
     let etcd = Cluster::start(1, &[]);
     let file = file(&etcd, None);
     let mut operator = init(&file);
-    let mut report = Report::start(&file, "h1").expect("a thread");
+    let mut report = Report::start(&file, "h1", || 0).expect("a thread");
     let nothing = Holdings::default;
     report.say(Some(record(1)), nothing(), Followed::default(), There::default());
     let before = until("it is said", || {
@@ -289,7 +289,7 @@ fn how_far_a_host_has_followed_is_never_newer_than_its_holdings() {
     let view = || operator.view().expect("read");
     let holds =
         |at| Holdings { vnics: [("v".to_owned(), Held { at, ..Held::default() })].into(), ..Holdings::default() };
-    let mut report = Report::start(&file, "h1").expect("a thread");
+    let mut report = Report::start(&file, "h1", || 0).expect("a thread");
     let said = |report: &mut Report, revision: u64| {
         until("it is said", || match view().followed().get("h1") {
             Some(followed) if followed.revision == revision => Ok(()),
@@ -401,7 +401,7 @@ fn a_host_writes_of_itself_alone() {
     denied(as_host.change(&apply(vec![network("blue", "10.51.0.0/24")]), false).map(drop));
     denied(as_host.change(&delete(ObjectKind::Network, "red"), false).map(drop));
     denied(Controller::run(&own, &as_host.view().expect("read")).map(drop));
-    let mut report = Report::start(&own, "h2").expect("a thread");
+    let mut report = Report::start(&own, "h2", || 0).expect("a thread");
     report.say(Some(record(2)), Holdings::default(), Followed::default(), There::default());
     until("it is refused", || match report.error() {
         Some(error) if error.contains("permission denied") => Ok(()),
@@ -509,7 +509,7 @@ fn a_declared_vnic_has_one_place_whoever_writes_it() {
         Some("10.50.0.224/27")
     );
     let said = |name: &str, holdings: Holdings| {
-        let mut report = Report::start(&file, name).expect("a thread");
+        let mut report = Report::start(&file, name, || 0).expect("a thread");
         let there = There::of(&operator.view().expect("read"), name);
         report.say(None, holdings.clone(), Followed::default(), there);
         until("it is said", || {

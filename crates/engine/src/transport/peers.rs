@@ -3,6 +3,7 @@
 use crate::{HostId, QpId};
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
+use core::ops::RangeInclusive;
 use freeflow_verbs::Qpn;
 use serde::{Deserialize, Serialize};
 
@@ -30,12 +31,19 @@ impl Peers {
     }
 
     pub fn of(&self, host: HostId, qpn: Option<Qpn>) -> Vec<QpId> {
-        let (first, last) = match qpn {
-            Some(Qpn(number)) => (number, number),
-            None => (0, u32::MAX),
-        };
-        let ends = (host, first, QpId { index: 0, generation: 0 })
-            ..=(host, last, QpId { index: u32::MAX, generation: u32::MAX });
-        self.connected.range(ends).map(|(_, _, id)| *id).collect()
+        self.connected.range(ends(host, qpn)).map(|(_, _, id)| *id).collect()
     }
+
+    /// Whether some QP is connected to one of that host.
+    pub fn leads_to(&self, host: HostId) -> bool {
+        self.connected.range(ends(host, None)).next().is_some()
+    }
+}
+
+fn ends(host: HostId, qpn: Option<Qpn>) -> RangeInclusive<(HostId, u32, QpId)> {
+    let (first, last) = match qpn {
+        Some(Qpn(number)) => (number, number),
+        None => (0, u32::MAX),
+    };
+    (host, first, QpId { index: 0, generation: 0 })..=(host, last, QpId { index: u32::MAX, generation: u32::MAX })
 }

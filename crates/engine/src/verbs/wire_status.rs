@@ -14,6 +14,11 @@ impl Engine {
         self.completer().qps.get(id).is_some_and(|qp| qp.wire.is_some())
     }
 
+    /// Whether some QP has its peer on that host.
+    pub fn is_connected_to(&self, host: HostId) -> bool {
+        self.requester.responder.peers.leads_to(host)
+    }
+
     /// Of all QPs that have a peer on another host.
     pub fn wire_qps(&self) -> impl Iterator<Item = QpWireStatus> + '_ {
         self.completer().qps.iter().filter_map(|(_, qp)| {

@@ -12,9 +12,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 const SHARE: u64 = 3;
-/// Kept for the router itself: its threads, its heap, its own descriptors.
+/// Kept for the router itself: its threads, its heap, its own descriptors, connections to and from 1,024 other hosts.
 const MAPPINGS_RESERVED: u64 = 4096;
-const DESCRIPTORS_RESERVED: u64 = 1024;
+const DESCRIPTORS_RESERVED: u64 = 4096;
 /// As many as can be watched for SIGBUS, which is also the kernel's own default.
 const MAPPINGS_MAX: u64 = 65_530;
 /// More descriptors than this nobody needs.

@@ -46,8 +46,9 @@ async fn answer(link: Link, role: Role, (method, path, body): (&str, &str, &'sta
         audit: Audit::default(),
         lane: Default::default(),
         reads: Default::default(),
-        probes: Probes::new(run_dir.clone(), run_dir),
+        probes: Probes::new(run_dir.clone(), run_dir.clone()),
         host: "h".into(),
+        lease_dir: Arc::new(run_dir.into()),
     });
     let app = TowerToHyperService::new(router(server).layer(Extension(Asking { caller, place })));
     let request = Request::builder().method(method).uri(path).body(Body::from(body)).unwrap();

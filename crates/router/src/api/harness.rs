@@ -69,6 +69,7 @@ impl Harness {
             reads: Mutex::new(()),
             probes: Probes::new(NO_DIRECTORY.into(), NO_DIRECTORY.into()),
             host: host.into(),
+            lease_dir: Arc::new(Mutex::new(NO_DIRECTORY.into())),
         });
         Self { open: router(server.clone()), closed: closed_router(server), requests, _probes }
     }

@@ -5,11 +5,12 @@
 //! refusal has its line in the audit log.
 use super::failure::Failure;
 use super::plane::{
-    ApiCall, AwaitWorker, InjectFaults, PageConnections, PageNetworks, PageQps, PageVnics, PageWire, ReadPeers,
-    ReadRouter, ReloadPeers,
+    ApiCall, AwaitWorker, ChangeLease, InjectFaults, NoteCluster, PageConnections, PageNetworks, PageQps, PageVnics,
+    PageWire, ReadLease, ReadPeers, ReadRouter, ReloadPeers,
 };
 use super::query::{Named, parameters};
 use super::routes::{Answer, Asking, Server, admitted, body_of, change, held, note_refusal, read_turn};
+use crate::base::lease::{Lease, LeaseChange};
 use axum::extract::{Extension, RawQuery, Request, State};
 use freeflow_orchestrator::Command;
 use freeflow_orchestrator::objects::{API_VERSION, Cause, Invalid, ObjectKind};
@@ -245,6 +246,68 @@ pub async fn reload_peers(
 
 async fn set_faults(server: &Server, asking: &Asking, faults: Option<WireFaults>) -> Result<(), Failure> {
     Ok(server.link.ask(InjectFaults { who: asking.caller.who.clone(), faults }).await??)
+}
+
+/// Of a part of the host: its path.
+const LEASE: &str = "lease";
+
+pub async fn lease(
+    State(server): Shared,
+    Extension(asking): Extension<Asking>,
+    Named(name): Named<String>,
+    RawQuery(query): RawQuery,
+) -> Answer {
+    let permit = begin_read(&server, &asking, (&name, LEASE)).await?;
+    parameters(query.as_deref(), &[])?;
+    lease_status(&server, permit).await
+}
+
+/// The answer goes out when the decision is on the disk: a change that asks for a lease, or shortens it, counts for the
+/// next router, too. One that extends it may be lost: an earlier end harms nobody else.
+pub async fn put_lease(
+    State(server): Shared,
+    Extension(asking): Extension<Asking>,
+    Named(name): Named<String>,
+    RawQuery(query): RawQuery,
+    request: Request,
+) -> Answer {
+    let permit = begin_change(&server, &asking, LEASE, (&name, LEASE)).await?;
+    let body = body_of(&asking, request).await?;
+    parameters(query.as_deref(), &[])?;
+    let change: LeaseChange = parse(body)?;
+    let directory = server.lease_dir.clone().lock_owned().await;
+    let lease = server.link.ask(ChangeLease { change }).await??;
+    let stored = tokio::task::spawn_blocking(move || Lease::store(lease.as_ref(), &directory)).await;
+    let stored = stored.unwrap_or_else(|error| Err(std::io::Error::other(error)));
+    stored.map_err(|error| Failure::internal(format!("can't keep the lease: {error}")))?;
+    lease_status(&server, permit).await
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct SentCluster {
+    is_away: bool,
+}
+
+/// Of the follower, for the audit log.
+pub async fn put_cluster(
+    State(server): Shared,
+    Extension(asking): Extension<Asking>,
+    Named(name): Named<String>,
+    RawQuery(query): RawQuery,
+    request: Request,
+) -> Answer {
+    let permit = begin_change(&server, &asking, "cluster", (&name, "cluster")).await?;
+    let body = body_of(&asking, request).await?;
+    parameters(query.as_deref(), &[])?;
+    let SentCluster { is_away } = parse(body)?;
+    server.link.ask(NoteCluster { is_away }).await?;
+    Ok(done(permit))
+}
+
+async fn lease_status(server: &Server, permit: OwnedSemaphorePermit) -> Answer {
+    let status = server.link.ask(ReadLease {}).await?;
+    Ok(held(document("LeaseStatus", None, "status", value_of(&status)?), permit))
 }
 
 /// [`WireFaults`], as they are sent.

@@ -68,7 +68,16 @@ fn parts(generator: &mut SchemaGenerator) -> Vec<Part> {
             Vec::new(),
         ),
         whole("peers", "PeersStatus", "What this host knows of the others.", of::<PeersStatus>(generator)),
+        whole("lease", "LeaseStatus", "Until when it may use the addresses that its cluster gave it.", lease_schema()),
     ]
+}
+
+fn lease_schema() -> Value {
+    json!({"type": "object", "required": ["afterS", "untilNs", "isOver"], "properties": {
+        "afterS": {"description": "The time after which others may have them, seconds; null: it needs no lease.",
+            "type": ["integer", "null"]},
+        "untilNs": {"description": "Its end, by CLOCK_BOOTTIME, nanoseconds.", "type": "integer"},
+        "isOver": {"description": "Its vNICs in the cluster's networks are stopped.", "type": "boolean"}}})
 }
 
 fn document_schema(part: &Part) -> Value {
@@ -116,6 +125,17 @@ pub fn add(settings: SchemaSettings, schemas: &mut Map<String, Value>, paths: &m
         });
         paths.insert(format!("{BASE}/hosts/{{name}}/{}", part.path), json!({"parameters": name, "get": get}));
     }
+    let lease = json!({"type": "object", "additionalProperties": false, "properties": {
+        "afterS": {"type": ["integer", "null"]}, "untilNs": {"type": "integer"}, "isFresh": {"type": "boolean"},
+        "barred": {"type": "array", "items": {"type": "string"}}}});
+    let put = change("changeLease", "Of the follower of the cluster, when etcd has the host's word.", Some(&lease));
+    if let Some(path) = paths.get_mut(&format!("{BASE}/hosts/{{name}}/lease")) {
+        path["put"] = put;
+    }
+    let cluster = json!({"type": "object", "additionalProperties": false, "required": ["isAway"],
+        "properties": {"isAway": {"type": "boolean"}}});
+    let put = change("noteCluster", "Of the follower of the cluster: a line in the audit log.", Some(&cluster));
+    paths.insert(format!("{BASE}/hosts/{{name}}/cluster"), json!({"parameters": name, "put": put}));
     let faults = of::<WireFaults>(&mut generator);
     paths.insert(
         format!("{BASE}/hosts/{{name}}/wire/faults"),

@@ -8,6 +8,7 @@
 use super::caller::{Caller, Role};
 use super::meters::{HostMeter, MeterPage, Position};
 use crate::audit::Who;
+use crate::base::lease::{Lease, LeaseChange, LeaseStatus};
 use crate::dataplane::meters::PathCounts;
 use freeflow_orchestrator::objects::{AnyObject, ObjectKind};
 use freeflow_orchestrator::{Command, Outcome, Refusal, Revision, Selector};
@@ -150,6 +151,12 @@ requests! {
     ReadPeers {} -> PeersStatus;
     /// Reads the peers file again.
     ReloadPeers { who: Who } -> Result<(), Refusal>;
+    /// The lease of the cluster's addresses.
+    ReadLease {} -> LeaseStatus;
+    /// Extends it, ends it, or begins one; the lease to be kept.
+    ChangeLease { change: LeaseChange } -> Result<Option<Lease>, Refusal>;
+    /// Notes that the host has lost its cluster, or has it again.
+    NoteCluster { is_away: bool } -> ();
     /// Loses, delays or corrupts packets from now on; `None`: no more.
     InjectFaults { who: Who, faults: Option<WireFaults> } -> Result<(), Refusal>;
     /// Its answer comes when the worker has done what it was asked for before.

@@ -19,6 +19,7 @@ use freeflow_orchestrator::objects::{API_VERSION, AnyObject, Cause, Invalid, Obj
 use freeflow_orchestrator::{Command, Revision, Selector};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, VecDeque};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{Mutex, MutexGuard, OwnedSemaphorePermit};
@@ -50,6 +51,8 @@ pub struct Server {
     pub probes: health::Probes,
     /// The name of the Host.
     pub host: String,
+    /// Directory of the lease's file, which is written by one request at a time.
+    pub lease_dir: Arc<Mutex<PathBuf>>,
 }
 
 type Shared = State<Arc<Server>>;
@@ -92,6 +95,8 @@ fn subresources() -> Router<Arc<Server>> {
         .route(&of_host("cm"), get(host::connections))
         .route(&of_host("peers"), get(host::peers))
         .route(&of_host("peers/reload"), post(host::reload_peers))
+        .route(&of_host("cluster"), put(host::put_cluster))
+        .route(&of_host("lease"), get(host::lease).put(host::put_lease))
         .route(&format!("{BASE}/networks/{{name}}/dataPath"), put(host::put_data_path))
 }
 

@@ -141,8 +141,9 @@ async fn serve(
     let history = History::new(parts.revision);
     tokio::spawn(keep_history(parts.link.clone(), history.clone(), changes));
     let (link, audit, lane, reads) = (parts.link, parts.audit, Mutex::new(()), Mutex::new(()));
+    let lease_dir = Arc::new(Mutex::new(parts.state_dir.clone()));
     let probes = Probes::new(parts.run_dir, parts.state_dir);
-    let server = Arc::new(Server { link, history, audit, lane, reads, probes, host: parts.host });
+    let server = Arc::new(Server { link, history, audit, lane, reads, probes, host: parts.host, lease_dir });
     if let Some(listener) = scraped {
         let server = server.clone();
         tokio::spawn(async move {

@@ -1,6 +1,7 @@
 //! Base of every plane: the log, wakers, slabs, privileges of threads, and deferred drops.
 
 pub mod deferred_drop;
+pub mod lease;
 pub mod log;
 pub mod log_file;
 pub mod machine;

@@ -23,6 +23,7 @@ impl Control {
 
     fn carry_out(&mut self, command: Command, dry_run: bool) -> Result<Vec<Outcome>, Refusal> {
         let plan = self.state.plan(&command)?;
+        self.check_lease(&plan.results)?;
         if dry_run || plan.writes.is_empty() {
             return Ok(plan.results);
         }
@@ -129,5 +130,7 @@ impl Control {
                 self.make_vnic(id, listener);
             }
         }
+        // It may have ended while the command was stored.
+        self.look_at_lease();
     }
 }

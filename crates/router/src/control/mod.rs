@@ -22,6 +22,8 @@ pub mod host_lists;
 pub mod host_status;
 pub mod imports;
 pub mod inbox;
+pub mod lease_timer;
+pub mod leasing;
 pub mod message;
 pub mod metering;
 pub mod mode;

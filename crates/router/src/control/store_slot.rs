@@ -20,6 +20,8 @@ pub(crate) enum QueuedCommand {
     Declare { command: Box<Command>, answer: Sender<Result<(), Refusal>> },
     /// This vNIC was stored and could not be made.
     ForgetVnic { id: String },
+    /// vNICs were stopped at the end of the host's lease.
+    ForgetLeased,
 }
 
 /// The store, and the commands that wait for it.

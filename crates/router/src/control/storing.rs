@@ -81,6 +81,7 @@ impl Control {
                     warning!("can't store that a vNIC is gone", error = refusal);
                 }
             }
+            QueuedCommand::ForgetLeased => self.forget_leased(),
         }
     }
 

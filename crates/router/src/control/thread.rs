@@ -20,6 +20,7 @@ use crate::control::cm::Cm;
 use crate::control::continuations::Continuations;
 use crate::control::device::device_attributes;
 use crate::control::external::{self, ExternalPolicy};
+use crate::control::lease_timer::Leasing;
 use crate::control::message::{ControlHandle, Message};
 use crate::control::passes::Passes;
 use crate::control::placement::{Place, Placement};
@@ -86,6 +87,8 @@ pub(crate) enum Topic {
     Admin(Key),
     /// An event channel of connection management that was full, by the number of its watch.
     CmChannel(u64),
+    /// The lease of the cluster's addresses ends.
+    Lease,
 }
 
 impl Topic {
@@ -101,6 +104,7 @@ impl Topic {
             Self::Process(key) => (3, Some(key)),
             Self::AdminListener => (4, None),
             Self::Admin(key) => (5, Some(key)),
+            Self::Lease => (7, None),
         };
         let (index, generation) = key.map_or((0, 0), |key| (key.index, key.generation));
         kind << 56 | u64::from(generation & 0xff_ffff) << 32 | u64::from(index)
@@ -116,6 +120,7 @@ impl Topic {
             4 => Self::AdminListener,
             5 => Self::Admin(key),
             6 => Self::CmChannel(token & ((1 << 56) - 1)),
+            7 => Self::Lease,
             _ => return None,
         })
     }
@@ -148,6 +153,7 @@ pub struct Control {
     pub(crate) applied: AppliedPolicy,
     pub(crate) state: State,
     pub(crate) storing: Storing,
+    pub(crate) leasing: Leasing,
     pub(crate) sysfs: Publisher,
     pub(crate) admin_listener: OwnedFd,
     pub(crate) admins: Slab<AdminConnection>,
@@ -206,6 +212,7 @@ impl Control {
         let cm = Cm::new(parts.peers.clone(), parts.workers.first().clone())?;
         let mode = Decision { mode: parts.config.mode.into(), reason: "asked for".into() };
         let placement = Placement::new(parts.workers.count(), parts.config.shard_by);
+        let leasing = Leasing::new(&parts.config)?;
         let control = Self {
             config: parts.config,
             started: Instant(freeflow_shm::monotonic_ns()),
@@ -227,6 +234,7 @@ impl Control {
             applied: AppliedPolicy::default(),
             state: parts.state,
             storing: Storing::new(Box::new(parts.store)),
+            leasing,
             sysfs: Publisher::start()?,
             admin_listener: parts.admin_listener,
             admins: Slab::default(),
@@ -365,6 +373,7 @@ impl Control {
             Topic::AdminListener => self.accept_admins(),
             Topic::Admin(key) => self.handle_admin_event(key, flags.intersects(over)),
             Topic::CmChannel(watch) => self.handle_cm_room(watch),
+            Topic::Lease => self.look_at_lease(),
         }
     }
 

@@ -1,9 +1,11 @@
 //! The control thread without its thread: what becomes of a tenant's memory, and of what comes after an end.
 use crate::admission::account::{Account, Charge, Commons};
+use crate::api::plane::ChangeLease;
 use crate::attachment::local::Local;
 use crate::attachment::{AttachedProcess, Attachment, Found, Peer};
 use crate::audit::Audit;
 use crate::base::deferred_drop::Closer;
+use crate::base::lease::LeaseChange;
 use crate::base::log::Lines;
 use crate::base::slab::Key;
 use crate::config::{Config, Mode, ShardBy};
@@ -21,12 +23,15 @@ use crate::memory::copy_threads::CopyThreadOptions;
 use crate::memory::page_table::PageTable;
 use crate::peering::PeersHandle;
 use freeflow_engine::SessionId;
+use freeflow_orchestrator::objects::parse_object;
+use freeflow_orchestrator::{Command, Reason};
 use freeflow_protocol::cm::CmRequest;
 use freeflow_protocol::library::{Reply, Request};
 use freeflow_shm::{Segment, fd, monotonic_ns};
 use freeflow_store::open_state_dir;
 use freeflow_verbs::{Duration, Instant, NetworkId, Shaping, VerbsError, VnicLimits};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use serde_json::json;
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -351,4 +356,54 @@ fn who_is_closing_gets_no_owner_in_connection_management() {
     let outcome = rig.control.handle_cm(rig.key, CmRequest::CreateChannel);
     assert!(matches!(outcome, Err(VerbsError::DeviceFatal)));
     assert!(rig.control.objects(rig.key).unwrap().cm.is_none());
+}
+
+/// A host that follows a cluster, with a network of it.
+fn leased(directory: &Path) -> Control {
+    std::fs::create_dir_all(directory.join("vnics")).unwrap();
+    let (mut control, _) = control_and_worker(directory);
+    control.config.follows_cluster = true;
+    control.watch_lease().unwrap();
+    let network = json!({"apiVersion": "freeflow.io/v1", "kind": "Network", "metadata": {"name": "red"},
+        "spec": {"tenant": "red", "cidrs": ["10.50.0.0/24"]}});
+    let objects = vec![parse_object(&network).unwrap()];
+    control.command(Command::ApplyForCluster { objects }, false).unwrap();
+    control
+}
+
+fn attach(control: &mut Control, id: &str) -> Result<(), Reason> {
+    let (id, title, network) = (id.to_owned(), id.to_owned(), "red".to_owned());
+    let command = Command::Attach { id, title, network, address: None, labels: BTreeMap::new() };
+    control.command(command, false).map(drop).map_err(|refusal| refusal.reason)
+}
+
+fn change_lease(control: &mut Control, until_ns: u64, is_fresh: bool, barred: &[&str]) -> Result<(), Reason> {
+    let barred = Some(barred.iter().map(|name| (*name).to_owned()).collect());
+    let change = LeaseChange { after_s: Some(20), until_ns, is_fresh, barred };
+    control.change_lease(ChangeLease { change }).map(drop).map_err(|refusal| refusal.reason)
+}
+
+#[test]
+fn a_lease_that_is_over_ends_its_vnics_and_takes_no_new_ones() {
+    let directory = std::env::temp_dir().join(format!("ff-control-lease-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    let mut control = leased(&directory);
+    assert_eq!(attach(&mut control, "a"), Ok(()), "a host without a lease to keep");
+    let later = || freeflow_shm::boottime_ns() + 15_000_000_000;
+    assert_eq!(change_lease(&mut control, later(), false, &[]), Ok(()));
+    assert_eq!(attach(&mut control, "b"), Ok(()));
+    // Shortened, so that it is over at once.
+    assert_eq!(change_lease(&mut control, 1, false, &[]), Ok(()));
+    assert!(control.making.is_empty() && control.vnics_by_id.is_empty(), "they wait for the store");
+    assert_eq!(attach(&mut control, "c"), Err(Reason::Forbidden));
+    control.run_waiting_commands();
+    assert_eq!(control.state.vnics().count(), 0, "the next router makes them again");
+    // It does not go on, and begins again.
+    assert_eq!(change_lease(&mut control, later(), false, &[]), Err(Reason::Conflict));
+    assert_eq!(change_lease(&mut control, later(), true, &["red"]), Ok(()));
+    assert_eq!(attach(&mut control, "c"), Err(Reason::Forbidden), "its block is another's");
+    assert_eq!(change_lease(&mut control, later(), false, &[]), Ok(()));
+    assert_eq!(attach(&mut control, "c"), Ok(()));
+    drop(control);
+    std::fs::remove_dir_all(&directory).unwrap();
 }

@@ -110,6 +110,10 @@ impl Control {
         let mut shapings = vec![Vec::new(); workers.len()];
         for id in ids {
             let Some((network, record, shaping)) = self.record_of(&id) else { continue };
+            if self.is_unleased(&record.network) {
+                // Its store says so soon.
+                continue;
+            }
             let place = self.place(network, &record);
             let shard = usize::from(place.shard);
             let vnic = new_vnic(network, &record, self.external_gid(&record.network, place.shard));
@@ -273,6 +277,10 @@ impl Control {
     /// A vNIC was stored: the worker makes it.
     pub(crate) fn make_vnic(&mut self, id: &str, listener: OwnedFd) {
         let Some((network, record, shaping)) = self.record_of(id) else { return };
+        if self.is_unleased(&record.network) {
+            // It goes with the others.
+            return self.remove_directory(id);
+        }
         let at = self.place(network, &record);
         let (shard, external) = (at.shard, self.external_gid(&record.network, at.shard));
         self.next_making += 1;

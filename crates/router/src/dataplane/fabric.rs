@@ -71,6 +71,8 @@ pub(crate) struct Host {
     pub(crate) address: IpAddr,
     /// No router that could be asked: what it sends is of this GID.
     pub(crate) external: Option<Gid>,
+    /// It is out of the peers file, or is another one there and was not up yet.
+    is_removed: bool,
     /// The run of its router that was up last.
     epoch: Option<u64>,
     /// Both routers know selective repeat.
@@ -89,8 +91,8 @@ pub(crate) struct Host {
 impl Host {
     pub(crate) fn new(address: IpAddr, external: Option<Gid>) -> Self {
         let (known, order, notified) = Default::default();
-        let (epoch, selective, records, asked_count) = (None, false, false, 0);
-        Self { address, external, epoch, selective, records, known, order, asked_count, notified }
+        let (is_removed, epoch, selective, records, asked_count) = (false, None, false, false, 0);
+        Self { address, external, is_removed, epoch, selective, records, known, order, asked_count, notified }
     }
 
     pub(crate) fn note(&mut self, qpn: Qpn, known: Known) {
@@ -281,7 +283,7 @@ impl Fabric {
             return false;
         }
         match self.hosts.get_mut(&id) {
-            Some(host) => host.address = address,
+            Some(host) => (host.address, host.is_removed) = (address, false),
             None => drop(self.hosts.insert(id, Host::new(address, external))),
         }
         true
@@ -400,6 +402,24 @@ impl Fabric {
                 udp.remove_peer(PeerIndex(id.0));
             }
         }
+    }
+
+    /// A host is out of the peers file, or is another one there: nothing goes to it or comes from it, its keys are
+    /// dropped, and its address is another's maybe.
+    pub(crate) fn remove_host(&mut self, id: HostId) {
+        if let Some(udp) = &mut self.udp {
+            udp.remove_peer(PeerIndex(id.0));
+        }
+        if let Some(host) = self.hosts.get_mut(&id) {
+            host.is_removed = true;
+            host.forget_all();
+        }
+    }
+
+    /// QPs that were connected to such a host ask for it until it is back or their retries end; without any it is
+    /// forgotten.
+    pub(crate) fn forget_removed(&mut self, is_needed: impl Fn(HostId) -> bool) {
+        self.hosts.retain(|&id, host| !host.is_removed || is_needed(id));
     }
 
     pub(crate) fn handle_settings(&mut self, settings: Settings) {

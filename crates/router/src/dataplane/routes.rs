@@ -107,7 +107,10 @@ impl Worker {
                     engine.handle_peer_changed(&mut self.ports, now, host, Some(qpn));
                 }
             }
-            Update::Removed { host } => fabric.drop_keys(host),
+            Update::Removed { host } => {
+                fabric.remove_host(host);
+                fabric.forget_removed(|host| engine.is_connected_to(host));
+            }
             Update::PeersGone { host } => {
                 fabric.forget_keys(host, now);
                 self.forget_peers(now, host, Host::forget_all);
@@ -129,8 +132,8 @@ impl Worker {
     fn forget_peers(&mut self, now: Instant, host: HostId, forget: impl FnOnce(&mut Host)) {
         if let Some(entry) = self.ports.fabric.hosts.get_mut(&host) {
             forget(entry);
-            self.engine.handle_peer_changed(&mut self.ports, now, host, None);
         }
+        self.engine.handle_peer_changed(&mut self.ports, now, host, None);
     }
 
     fn handle_settings(&mut self, now: Instant, settings: Settings) {

@@ -61,13 +61,6 @@ impl Fabric {
         }
     }
 
-    /// The host is out of the peers file, or has another key there.
-    pub(crate) fn drop_keys(&mut self, id: HostId) {
-        if let Some(udp) = &mut self.udp {
-            udp.drop_keys(PeerIndex(id.0));
-        }
-    }
-
     /// Brings hosts the keys that replace worn ones.
     pub(crate) fn renew_keys(&mut self, now: Instant) {
         while let Some(udp) = &mut self.udp

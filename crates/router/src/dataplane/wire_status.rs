@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 /// QPs of one page: each takes some hundred bytes.
 const PAGE_QPS_MAX: usize = 64;
 /// Hosts that are listed.
-const PAGE_HOSTS_MAX: usize = 300;
+const PAGE_HOSTS_MAX: usize = 1100;
 
 fn named<const COUNT: usize>(counts: [(&str, u64); COUNT]) -> Vec<Named> {
     counts.into_iter().filter(|&(_, count)| count != 0).map(|(name, count)| (name.to_owned(), count)).collect()

@@ -9,7 +9,7 @@ use freeflow_engine::HostId;
 use freeflow_orchestrator::name_is_good;
 use freeflow_protocol::peer::PeerMessage;
 use freeflow_verbs::{Gid, NetworkId, Qpn};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 /// Announcements of one host.
@@ -101,6 +101,10 @@ pub type Networks = BTreeMap<String, NetworkId>;
 pub struct Claims {
     of_hosts: BTreeMap<HostId, BTreeMap<ClaimSubject, Claim>>,
     owners: BTreeMap<ClaimSubject, Owner>,
+    /// Hosts that announce an address of theirs which another one has.
+    waiting: BTreeMap<ClaimSubject, BTreeSet<HostId>>,
+    /// Of `owners`, by host.
+    route_counts: BTreeMap<HostId, u32>,
 }
 
 impl Claims {
@@ -120,8 +124,37 @@ impl Claims {
 
     /// Addresses that a host has.
     pub fn route_count(&self, host: HostId) -> u32 {
-        let claims = self.of_hosts.get(&host).into_iter().flat_map(|claims| claims.keys());
-        claims.filter(|subject| self.owners.get(*subject) == Some(&Owner::Host(host))).count() as u32
+        self.route_counts.get(&host).copied().unwrap_or_default()
+    }
+
+    fn set_owner(&mut self, subject: &ClaimSubject, owner: Option<Owner>) {
+        let before = match owner {
+            Some(owner) => self.owners.insert(subject.clone(), owner),
+            None => self.owners.remove(subject),
+        };
+        if let Some(Owner::Host(host)) = before
+            && let Some(count) = self.route_counts.get_mut(&host)
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.route_counts.remove(&host);
+            }
+        }
+        if let Some(Owner::Host(host)) = owner {
+            *self.route_counts.entry(host).or_default() += 1;
+        }
+    }
+
+    /// A host announces an address that it may have, and another one has it; or it is not so any more.
+    fn set_waiting(&mut self, subject: &ClaimSubject, host: HostId, waits: bool) {
+        if waits {
+            self.waiting.entry(subject.clone()).or_default().insert(host);
+        } else if let Some(hosts) = self.waiting.get_mut(subject) {
+            hosts.remove(&host);
+            if hosts.is_empty() {
+                self.waiting.remove(subject);
+            }
+        }
     }
 
     /// A host with these prefixes announces something that can be announced. The update for the worker, if there is
@@ -144,14 +177,22 @@ impl Claims {
         }
         let network = networks.get(subject.network()).copied();
         match subject {
-            ClaimSubject::Address { .. } => match *self.owners.entry(subject.clone()).or_insert(Owner::Host(host)) {
-                Owner::Host(owner) if owner == host => {
-                    let is_new = before.is_none();
-                    Ok(network.filter(|_| is_new).and_then(|network| subject.update(network, Some(host), None)))
+            ClaimSubject::Address { .. } => {
+                let owner = self.owners.get(&subject).copied();
+                match owner {
+                    None => self.set_owner(&subject, Some(Owner::Host(host))),
+                    Some(owner) if owner != Owner::Host(host) => self.set_waiting(&subject, host, true),
+                    Some(_) => {}
                 }
-                Owner::Host(_) => Err("another host has it"),
-                Owner::Here => Err("it is on this host"),
-            },
+                match owner {
+                    Some(Owner::Host(owner)) if owner != host => Err("another host has it"),
+                    Some(Owner::Here) => Err("it is on this host"),
+                    _ => {
+                        let is_new = before.is_none();
+                        Ok(network.filter(|_| is_new).and_then(|network| subject.update(network, Some(host), None)))
+                    }
+                }
+            }
             ClaimSubject::Group { .. } => {
                 let is_new = before.is_none_or(|before| before.qpn != qpn);
                 Ok(network.filter(|_| is_new).and_then(|network| subject.update(network, Some(host), qpn)))
@@ -169,7 +210,10 @@ impl Claims {
                 let next = self.pass_on(subject);
                 subject.update(network?, next, None)
             }
-            ClaimSubject::Address { .. } => None,
+            ClaimSubject::Address { .. } => {
+                self.set_waiting(subject, host, false);
+                None
+            }
         }
     }
 
@@ -182,14 +226,17 @@ impl Claims {
             })
             .collect();
         let change = |subject: &ClaimSubject| {
-            let before = self.owners.get(subject).copied();
+            let (before, is_allowed) = (self.owners.get(subject).copied(), subject.is_within(prefixes));
             let after = match before {
                 Some(Owner::Host(owner)) if owner == host => self.pass_on(subject),
-                None if subject.is_within(prefixes) => {
-                    self.owners.insert(subject.clone(), Owner::Host(host));
+                None if is_allowed => {
+                    self.set_owner(subject, Some(Owner::Host(host)));
                     Some(host)
                 }
-                _ => return None,
+                _ => {
+                    self.set_waiting(subject, host, is_allowed);
+                    return None;
+                }
             };
             subject.update(networks.get(subject.network()).copied()?, after, None)
         };
@@ -209,12 +256,11 @@ impl Claims {
 
     /// Its owner is gone: another host that announces it, and may, has it now.
     fn pass_on(&mut self, subject: &ClaimSubject) -> Option<HostId> {
-        let may = |claims: &BTreeMap<ClaimSubject, Claim>| claims.get(subject).is_some_and(|claim| claim.is_allowed);
-        let next = self.of_hosts.iter().find(|(_, claims)| may(claims)).map(|(&host, _)| host);
-        match next {
-            Some(host) => self.owners.insert(subject.clone(), Owner::Host(host)),
-            None => self.owners.remove(subject),
-        };
+        let next = self.waiting.get(subject).and_then(|hosts| hosts.first().copied());
+        self.set_owner(subject, next.map(Owner::Host));
+        if let Some(host) = next {
+            self.set_waiting(subject, host, false);
+        }
         next
     }
 
@@ -223,8 +269,11 @@ impl Claims {
         let network = networks.get(subject.network()).copied();
         match (present, self.owners.get(subject).copied()) {
             (true, before) => {
-                self.owners.insert(subject.clone(), Owner::Here);
+                self.set_owner(subject, Some(Owner::Here));
                 // It was another's: no more.
+                if let Some(Owner::Host(host)) = before {
+                    self.set_waiting(subject, host, true);
+                }
                 matches!(before, Some(Owner::Host(_))).then(|| subject.update(network?, None, None))?
             }
             (false, Some(Owner::Here)) => {
@@ -262,15 +311,87 @@ impl Claims {
 
     /// All that is announced of a network that is new here, or that `is_here` no more.
     pub fn of_network(&self, name: &str, network: NetworkId, is_here: bool) -> Vec<Update> {
-        let all = self.of_hosts.iter().flat_map(|(host, claims)| claims.iter().map(move |claim| (host, claim)));
+        let (first, last, name) = (Gid([0; 16]), Gid([0xff; 16]), || name.to_owned());
+        let address = |gid| ClaimSubject::Address { network: name(), gid };
+        let group = |gid| ClaimSubject::Group { network: name(), gid };
+        let (addresses, groups) = ([address(first), address(last)], [group(first), group(last)]);
+        let all = self.of_hosts.iter().flat_map(|(host, claims)| {
+            let of_name = [&addresses, &groups].map(|[first, last]| claims.range(first..=last));
+            of_name.into_iter().flatten().map(move |claim| (host, claim))
+        });
         all.filter(|(host, (subject, _))| {
             let is_owner = self.owners.get(subject) == Some(&Owner::Host(**host));
-            subject.network() == name && (is_owner || matches!(subject, ClaimSubject::Group { .. }))
+            is_owner || matches!(subject, ClaimSubject::Group { .. })
         })
         .filter_map(|(host, (subject, claim))| {
             let is_group = matches!(subject, ClaimSubject::Group { .. });
             subject.update(network, (is_here || is_group).then_some(*host), claim.qpn.filter(|_| is_here))
         })
         .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The tables that are kept beside the announcements say what these say.
+    fn check(claims: &Claims) {
+        for (host, of_host) in &claims.of_hosts {
+            let owned = of_host.keys().filter(|subject| claims.is_owner(*host, subject)).count();
+            assert_eq!(claims.route_count(*host) as usize, owned);
+            for (subject, claim) in of_host {
+                let is_address = matches!(subject, ClaimSubject::Address { .. });
+                let waits = is_address && claim.is_allowed && !claims.is_owner(*host, subject);
+                let is_waiting = claims.waiting.get(subject).is_some_and(|hosts| hosts.contains(host));
+                assert_eq!(is_waiting, waits, "{host:?} {subject}");
+                assert!(!waits || claims.owners.contains_key(subject), "somebody has it");
+            }
+        }
+        let announced = |(subject, hosts): (&ClaimSubject, &BTreeSet<HostId>)| {
+            !hosts.is_empty() && hosts.iter().all(|host| claims.is_announced(*host, subject))
+        };
+        assert!(claims.waiting.iter().all(announced));
+        let owned = |(subject, owner): (&ClaimSubject, &Owner)| match owner {
+            Owner::Here => true,
+            Owner::Host(host) => claims.of_hosts[host].get(subject).is_some_and(|claim| claim.is_allowed),
+        };
+        assert!(claims.owners.iter().all(owned));
+    }
+
+    #[test]
+    fn owners_and_those_who_wait_are_as_the_announcements_say_whatever_happens() {
+        let (mut claims, mut random) = (Claims::default(), 1_u64);
+        let networks: Networks = [("a".to_owned(), NetworkId(1))].into();
+        let narrow: Prefixes = ["10.0.0.0/31".parse().unwrap()].into_iter().collect();
+        let wide: Prefixes = ["10.0.0.0/8".parse().unwrap()].into_iter().collect();
+        let mut prefixes = [&wide; 4];
+        for _ in 0..20_000 {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let roll = |shift: u32, sides: u64| (random >> shift) % sides;
+            let (place, network) = (roll(33, 4) as usize, if roll(36, 2) == 0 { "a" } else { "b" }.to_owned());
+            let (host, gid) = (HostId(place as u32), Gid::from_ip([10, 0, 0, roll(40, 4) as u8].into()));
+            let group = Gid::from_ip([239, 0, 0, 1].into());
+            let subject = match roll(44, 5) {
+                0 => ClaimSubject::Group { network, gid: group },
+                _ => ClaimSubject::Address { network, gid },
+            };
+            match roll(48, 16) {
+                0..7 => drop(claims.claim(host, (subject, Some(Qpn(5))), prefixes[place], &networks)),
+                7..10 => drop(claims.release(host, &subject, &networks)),
+                10 => drop(claims.forget(host, &networks)),
+                11 => {
+                    prefixes[place] = if roll(52, 2) == 0 { &narrow } else { &wide };
+                    claims.allow(host, prefixes[place], &networks);
+                }
+                12 => claims.begin_sync(host),
+                13 => drop(claims.end_sync(host, &networks)),
+                _ if matches!(subject, ClaimSubject::Address { .. }) => {
+                    drop(claims.set_local(&subject, roll(52, 2) == 0, &networks));
+                }
+                _ => {}
+            }
+            check(&claims);
+        }
     }
 }

@@ -449,7 +449,7 @@ mod tests {
     fn too_many_hosts_are_refused() {
         let mut file = whole();
         file["peers"] = Value::Array(vec![file["peers"][0].clone(); PEER_COUNT_MAX + 1]);
-        assert!(PeersFile::parse(&file.to_string()).unwrap_err().starts_with("peers: 257"));
+        assert!(PeersFile::parse(&file.to_string()).unwrap_err().starts_with("peers: 1025"));
     }
 
     #[test]

@@ -223,7 +223,7 @@ impl PeersHandle {
         self.put(Command::Reload(Box::new((file, key))));
     }
 
-    /// All hosts of the file, as they were at most a tenth of a second ago.
+    /// All hosts of the file, as they were at most a tenth of a second ago; of a thousand, a half.
     pub fn status(&self) -> PeersStatus {
         let Some(Inner { shared, .. }) = &self.inner else { return PeersStatus::default() };
         let now = Instant(monotonic_ns());

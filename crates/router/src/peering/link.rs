@@ -4,7 +4,7 @@ use super::handle::CmTickets;
 use freeflow_engine::HostId;
 use freeflow_protocol::peer::PeerMessage;
 use freeflow_verbs::{Duration, Instant};
-use rustix::event::PollFlags;
+use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto};
 use std::collections::VecDeque;
@@ -113,15 +113,17 @@ impl Link {
     }
 
     /// Events to wait for.
-    pub fn interest(&self, reads: bool) -> PollFlags {
+    pub fn interest(&self) -> EventFlags {
         match self.stage {
-            Stage::Connecting => PollFlags::OUT,
-            _ => {
-                let input = if reads { PollFlags::IN | PollFlags::RDHUP } else { PollFlags::empty() };
-                let output = if self.channel.output().is_empty() { PollFlags::empty() } else { PollFlags::OUT };
-                input | output
-            }
+            Stage::Connecting => EventFlags::OUT,
+            _ if self.has_output() => EventFlags::IN | EventFlags::RDHUP | EventFlags::OUT,
+            _ => EventFlags::IN | EventFlags::RDHUP,
         }
+    }
+
+    /// Whether it was accepted, and the other side has not proved yet who it is.
+    pub fn is_pending(&self) -> bool {
+        !self.is_dialed && self.stage != Stage::Established
     }
 
     /// When it has taken too long, as things stand.

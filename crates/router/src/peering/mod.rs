@@ -5,7 +5,7 @@
 //!   `outbox` its part in connection management,
 //!   `seals` in the keys of sealed packets, `shards` in the engines of routers;
 //! - `channel`: Noise and frames, without sockets;
-//! - `thread`: sockets and time around these two;
+//! - `thread`: sockets and time around these two; `links` are its connections;
 //! - `handle`, `update`: what other threads say to it, and hear of it.
 //!
 //! Invariant: whatever comes from the network ends in a counted refusal or in the end of that
@@ -13,11 +13,15 @@
 //! that behave are not disturbed.
 mod channel;
 mod claims;
+mod deadlines;
 mod file;
 mod handle;
+mod host;
 mod identities;
 mod link;
+mod links;
 mod notes;
+mod numbers;
 mod outbox;
 mod prefix;
 mod seals;
@@ -28,6 +32,8 @@ mod update;
 
 #[cfg(test)]
 mod identities_tests;
+#[cfg(test)]
+mod many_hosts_tests;
 #[cfg(test)]
 mod prefixes_tests;
 #[cfg(test)]

@@ -6,10 +6,21 @@ use std::fmt;
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Note {
-    Up { restarted: bool },
+    Up {
+        restarted: bool,
+    },
     Down(Why),
-    Claimed { subject: ClaimSubject, refusal: &'static str },
-    RefusedCm { from: Gid, to: Gid, network: String },
+    /// The router does without a host of the file.
+    LeftOut(Why),
+    Claimed {
+        subject: ClaimSubject,
+        refusal: &'static str,
+    },
+    RefusedCm {
+        from: Gid,
+        to: Gid,
+        network: String,
+    },
 }
 
 /// Why a connection ended.
@@ -28,6 +39,12 @@ pub enum Why {
     Nonsense,
     Removed,
     Stuck,
+    /// Too many hosts have been in the file.
+    NoNumber,
+    /// The kernel gave no socket, or no way.
+    NotDialed {
+        errno: i32,
+    },
 }
 
 impl fmt::Display for Note {
@@ -35,6 +52,7 @@ impl fmt::Display for Note {
         match self {
             Self::Up { restarted: false } => f.write_str("connected"),
             Self::Up { restarted: true } => f.write_str("connected; it is another run of that router"),
+            Self::LeftOut(why) => write!(f, "{why}"),
             Self::Down(why) => write!(f, "connection ended: {why}"),
             Self::RefusedCm { from, to, network } => {
                 write!(f, "connection management refused: from {from} to {to} in network {network:?}")
@@ -63,6 +81,13 @@ impl fmt::Display for Why {
             Self::Nonsense => f.write_str("a message that makes no sense"),
             Self::Removed => f.write_str("the peers file was changed"),
             Self::Stuck => f.write_str("the other side takes nothing"),
+            Self::NoNumber => f.write_str(
+                "it is left out until the peers file is read again, since hosts that are there, or left within the last \
+                 hour, have all 32767 numbers",
+            ),
+            Self::NotDialed { errno } => {
+                write!(f, "no other could be begun: {}", std::io::Error::from_raw_os_error(*errno))
+            }
         }
     }
 }

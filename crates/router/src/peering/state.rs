@@ -23,9 +23,15 @@
 //!
 //! An `ask` while the host is not up is forgotten, and so is a `notify`: the other side will ask.
 use super::claims::{ClaimSubject, Claims};
+use super::deadlines::Deadlines;
 use super::file::{PeerEntry, PeersFile};
+#[cfg(test)]
+pub use super::host::REDIAL_LAST;
+use super::host::{Announced, Host, Phase};
+pub use super::host::{ConnectionId, HostStatus, REDIAL_FIRST, SILENCE_MAX};
 use super::identities::Identities;
 pub use super::notes::{Note, Why};
+use super::numbers::Numbers;
 use super::update::{ExternalPeers, Mad, MadEnds, Settings, Update};
 use crate::admission::access::VnicIdentity;
 use crate::admission::address_map::AddressMap;
@@ -37,27 +43,21 @@ use freeflow_protocol::peer::{
 };
 use freeflow_protocol::version::Offer;
 use freeflow_verbs::{Duration, Gid, Instant, NetworkId, Qpn};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::IpAddr;
 use std::ops::Bound;
 use std::sync::Arc;
 
 /// Between two pings.
 pub const PING_INTERVAL: Duration = Duration::from_millis(1000);
-/// A host from which nothing came for so long is dead.
-pub const SILENCE_MAX: Duration = Duration::from_millis(3000);
 /// How long a dead host's addresses are still its own.
 pub const ROUTES_KEPT: Duration = Duration::from_millis(30_000);
-/// The first pause before a host is dialed again; each further one is twice as long, up to the last.
-pub const REDIAL_FIRST: Duration = Duration::from_millis(100);
-pub const REDIAL_LAST: Duration = Duration::from_millis(2000);
 /// A connection that lasted so long was a good one: the pauses begin again.
 const STABLE: Duration = Duration::from_millis(10_000);
 /// Announcements made before the connection has to have room again.
 const ANNOUNCE_COUNT: usize = 256;
-/// Largest number of a host of the peers file. Numbers are not used again: those of hosts that left it count too.
+/// Largest number of a host of the peers file.
 pub const HOST_NUMBER_MAX: u32 = 0x7fff;
-
-pub type ConnectionId = u64;
 
 /// Actions to take, in order.
 #[derive(Clone, Debug, PartialEq)]
@@ -81,93 +81,22 @@ pub enum Ending {
     Stuck,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Phase {
-    Down,
-    Waiting { until: Instant },
-    Dialing,
-    Greeting { connection: ConnectionId, heard: Instant },
-    Up { connection: ConnectionId, heard: Instant, ping_at: Instant },
-}
-
-impl Phase {
-    fn connection(self) -> Option<ConnectionId> {
-        match self {
-            Self::Greeting { connection, .. } | Self::Up { connection, .. } => Some(connection),
-            Self::Down | Self::Waiting { .. } | Self::Dialing => None,
-        }
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::Down | Self::Waiting { .. } => "down",
-            Self::Dialing => "dialing",
-            Self::Greeting { .. } => "greeting",
-            Self::Up { .. } => "up",
-        }
-    }
-
-    fn deadline(self) -> Option<Instant> {
-        match self {
-            Self::Down | Self::Dialing => None,
-            Self::Waiting { until } => Some(until),
-            Self::Greeting { heard, .. } => Some(heard + SILENCE_MAX),
-            Self::Up { heard, ping_at, .. } => Some(ping_at.min(heard + SILENCE_MAX)),
-        }
-    }
-}
-
-/// How far this host's own announcements have gone to a peer, in the order of [`ClaimSubject`].
-enum Announced {
-    UpTo(Option<ClaimSubject>),
-    All,
-}
-
-struct Host {
-    entry: PeerEntry,
-    phase: Phase,
-    since: Instant,
-    redial_after: Duration,
-    /// Of the last Hello.
-    epoch: Option<u64>,
-    icrc: bool,
-    frames: bool,
-    /// It knows that routers may have several engines.
-    knows_shards: bool,
-    /// Why the last connection ended, until it is up again.
-    problem: Option<Why>,
-    /// While it is not up: when its announcements become void.
-    kept_until: Option<Instant>,
-    announced: Announced,
-    pinged: Option<u64>,
-    rtt: Option<Duration>,
-    counters: PeerCounters,
-}
-
-/// One host, for `freeflow peers ls`.
-#[derive(Clone, Debug)]
-pub struct HostStatus {
-    pub entry: PeerEntry,
-    pub state: &'static str,
-    pub since: Instant,
-    pub rtt: Option<Duration>,
-    pub icrc: bool,
-    pub frames: bool,
-    pub sealed: bool,
-    pub problem: Option<Why>,
-    pub route_count: u32,
-    pub counters: PeerCounters,
-}
-
 pub struct State {
     file: PeersFile,
     epoch: u64,
     /// Engines of this router.
     pub(super) shard_count: u8,
     hosts: BTreeMap<HostId, Host>,
-    /// Of all hosts that ever were in the file.
-    numbers: BTreeMap<String, HostId>,
+    /// When time alone changes something of a host.
+    deadlines: Deadlines<HostId>,
+    numbers: Numbers,
+    /// Hosts of the file that there was no number for.
+    left_out: Vec<(PeerEntry, Instant)>,
+    /// Of all hosts of the file.
+    addresses: BTreeSet<IpAddr>,
     by_connection: BTreeMap<ConnectionId, HostId>,
+    /// Connections of hosts that have not been announced everything.
+    announcing: BTreeSet<ConnectionId>,
     pub(super) networks: BTreeMap<String, NetworkId>,
     network_names: BTreeMap<NetworkId, String>,
     pub(super) address_map: Arc<AddressMap>,
@@ -186,8 +115,12 @@ impl State {
             epoch,
             shard_count: 1,
             hosts: BTreeMap::new(),
-            numbers: BTreeMap::new(),
+            deadlines: Deadlines::default(),
+            numbers: Numbers::new(HOST_NUMBER_MAX),
+            left_out: Vec::new(),
+            addresses: BTreeSet::new(),
             by_connection: BTreeMap::new(),
+            announcing: BTreeSet::new(),
             networks: BTreeMap::new(),
             network_names: BTreeMap::new(),
             address_map: Arc::default(),
@@ -209,24 +142,33 @@ impl State {
     }
 
     pub fn host_named(&self, name: &str) -> Option<(HostId, &PeerEntry)> {
-        let id = *self.numbers.get(name)?;
+        let id = self.numbers.of(name)?;
         Some((id, &self.hosts.get(&id)?.entry))
+    }
+
+    /// Whether a host of the file has this address.
+    pub fn knows_address(&self, address: IpAddr) -> bool {
+        self.addresses.contains(&address)
+    }
+
+    /// Whether [`Output::Dial`] is still to be done.
+    pub fn is_dialing(&self, id: HostId) -> bool {
+        self.hosts.get(&id).is_some_and(|host| host.phase == Phase::Dialing)
     }
 
     pub fn statuses(&self) -> Vec<HostStatus> {
         let status = |(id, host): (&HostId, &Host)| HostStatus {
-            entry: host.entry.clone(),
-            state: host.phase.name(),
-            since: host.since,
-            rtt: host.rtt,
             icrc: host.icrc && !self.file.sealed,
-            frames: host.frames,
             sealed: self.file.sealed,
-            problem: host.problem,
             route_count: self.claims.route_count(*id),
-            counters: host.counters,
+            ..host.status()
         };
-        self.hosts.iter().map(status).collect()
+        let left_out = self.left_out.iter().map(|(entry, since)| HostStatus {
+            problem: Some(Why::NoNumber),
+            sealed: self.file.sealed,
+            ..Host::new(*since, entry.clone(), false).status()
+        });
+        self.hosts.iter().map(status).chain(left_out).collect()
     }
 
     pub fn poll_output(&mut self) -> Option<Output> {
@@ -239,7 +181,12 @@ impl State {
 
     /// When [`Self::handle_timer`] has something to do.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.hosts.values().flat_map(|host| [host.phase.deadline(), host.kept_until]).flatten().min()
+        self.deadlines.next()
+    }
+
+    /// After each change of a host's phase.
+    fn arm(&mut self, id: HostId) {
+        self.deadlines.set(id, self.hosts.get(&id).and_then(Host::deadline));
     }
 
     // The file.
@@ -263,30 +210,21 @@ impl State {
             self.remove_host(now, id);
         }
         self.file = file;
+        self.addresses = self.file.peers.iter().map(|entry| entry.address).collect();
+        let left_out = std::mem::take(&mut self.left_out);
         for entry in self.file.peers.clone() {
-            let next = HostId(self.numbers.len() as u32 + 1);
-            if next.0 > HOST_NUMBER_MAX && !self.numbers.contains_key(&entry.host) {
+            let Some(id) = self.numbers.take(now, &entry.host) else {
+                let since = left_out.iter().find(|(other, _)| other.host == entry.host).map(|(_, since)| *since);
+                if since.is_none() {
+                    self.outputs.push_back(Output::Note(entry.host.clone(), Note::LeftOut(Why::NoNumber)));
+                }
+                self.left_out.push((entry, since.unwrap_or(now)));
                 continue;
-            }
-            let id = *self.numbers.entry(entry.host.clone()).or_insert(next);
+            };
             self.change_prefixes(id, &entry);
-            let phase = if self.file.host < entry.host { Phase::Waiting { until: now } } else { Phase::Down };
-            self.hosts.entry(id).or_insert_with(|| Host {
-                entry,
-                phase,
-                since: now,
-                redial_after: REDIAL_FIRST,
-                epoch: None,
-                icrc: false,
-                frames: false,
-                knows_shards: false,
-                problem: None,
-                kept_until: None,
-                announced: Announced::UpTo(None),
-                pinged: None,
-                rtt: None,
-                counters: PeerCounters::default(),
-            });
+            let dials = self.file.host < entry.host;
+            self.hosts.entry(id).or_insert_with(|| Host::new(now, entry, dials));
+            self.arm(id);
         }
         self.give_settings();
     }
@@ -309,7 +247,9 @@ impl State {
 
     fn remove_host(&mut self, now: Instant, id: HostId) {
         self.end_connection(now, id, Why::Removed);
-        if self.hosts.remove(&id).is_some() {
+        if let Some(host) = self.hosts.remove(&id) {
+            self.numbers.leave(now, &host.entry.host);
+            self.arm(id);
             self.forget_claims(id);
             for update in [Update::Removed { host: id }, Update::PeersGone { host: id }] {
                 self.outputs.push_back(Output::Update(update));
@@ -344,6 +284,7 @@ impl State {
         host.phase = Phase::Greeting { connection, heard: now };
         host.since = now;
         host.counters.connections += 1;
+        self.arm(id);
         self.by_connection.insert(connection, id);
         let hello = PeerMessage::Hello {
             offer: self.offer(),
@@ -376,7 +317,17 @@ impl State {
             && host.phase == Phase::Dialing
         {
             host.counters.failed_dials += 1;
+            host.problem = host.problem.filter(|why| !matches!(why, Why::NotDialed { .. }));
             host.pause(now, &self.file.host);
+            self.arm(id);
+        }
+    }
+
+    /// A connection could not even be begun here.
+    pub fn handle_no_dial(&mut self, now: Instant, id: HostId, errno: i32) {
+        self.handle_dial_failed(now, id);
+        if let Some(host) = self.hosts.get_mut(&id) {
+            host.problem = Some(Why::NotDialed { errno });
         }
     }
 
@@ -412,6 +363,7 @@ impl State {
         let Some(host) = self.hosts.get_mut(&id) else { return };
         let Some(connection) = host.phase.connection() else { return };
         self.by_connection.remove(&connection);
+        self.announcing.remove(&connection);
         self.outputs.push_back(Output::Close(connection));
         if matches!(host.phase, Phase::Up { .. }) {
             if now - host.since >= STABLE {
@@ -429,16 +381,13 @@ impl State {
         }
         host.pause(now, &self.file.host);
         self.outputs.push_back(Output::Note(host.entry.host.clone(), Note::Down(why)));
+        self.arm(id);
     }
 
     // Time.
 
     pub fn handle_timer(&mut self, now: Instant) {
-        let due: Vec<HostId> = (self.hosts.iter())
-            .filter(|(_, host)| [host.phase.deadline(), host.kept_until].into_iter().flatten().any(|then| then <= now))
-            .map(|(&id, _)| id)
-            .collect();
-        for id in due {
+        for id in self.deadlines.take_due(now) {
             self.handle_host_timer(now, id);
         }
     }
@@ -467,6 +416,7 @@ impl State {
             self.forget_claims(id);
             self.outputs.push_back(Output::Update(Update::PeersGone { host: id }));
         }
+        self.arm(id);
     }
 
     // Messages.
@@ -481,6 +431,8 @@ impl State {
             Phase::Up { heard, .. } => *heard = now,
             Phase::Down | Phase::Waiting { .. } | Phase::Dialing => return,
         }
+        let (has_frames, knows_shards) = (host.frames, host.knows_shards);
+        self.arm(id);
         match message {
             PeerMessage::Hello { .. } => self.offend(now, id, Why::Nonsense),
             PeerMessage::Attach { network, gid } => self.claim(id, ClaimSubject::Address { network, gid }, None),
@@ -505,11 +457,11 @@ impl State {
             PeerMessage::Disconnected { qpn, peer } => {
                 self.outputs.push_back(Output::Update(Update::Disconnected { host: id, qpn, peer }));
             }
-            PeerMessage::Frames { .. } if !host.frames => self.offend(now, id, Why::Nonsense),
+            PeerMessage::Frames { .. } if !has_frames => self.offend(now, id, Why::Nonsense),
             PeerMessage::Frames { payload_bytes } => {
                 self.outputs.push_back(Output::Update(Update::Frames { host: id, payload_bytes }));
             }
-            PeerMessage::Shards { .. } if !host.knows_shards => self.offend(now, id, Why::Nonsense),
+            PeerMessage::Shards { .. } if !knows_shards => self.offend(now, id, Why::Nonsense),
             PeerMessage::Shards { count } => self.handle_shards(now, id, count),
             PeerMessage::SealKey { .. } | PeerMessage::SealKeyHeld { .. } => self.handle_seal(now, id, message),
             PeerMessage::Ask { qpn } => self.outputs.push_back(Output::Update(Update::Asked { host: id, qpn })),
@@ -519,14 +471,14 @@ impl State {
             }
             PeerMessage::Ping { stamp } => self.send(id, PeerMessage::Pong { stamp }),
             PeerMessage::Pong { stamp } => {
-                if host.pinged == Some(stamp) {
+                if let Some(host) = self.hosts.get_mut(&id).filter(|host| host.pinged == Some(stamp)) {
                     host.pinged = None;
                     host.rtt = Some(now - Instant(stamp));
                 }
             }
             PeerMessage::Cm { network, from, to, mad } => match Box::<Mad>::try_from(mad.into_boxed_slice()) {
                 Ok(mad) if has_cm_room => self.handle_cm(id, network, MadEnds { from, to }, mad),
-                Ok(_) => host.counters.dropped_cm += 1,
+                Ok(_) => drop(self.named_counters(id).map(|(_, counters)| counters.dropped_cm += 1)),
                 Err(_) => self.offend(now, id, Why::Nonsense),
             },
         }
@@ -629,6 +581,11 @@ impl State {
         }
     }
 
+    /// Connections on which [`Self::handle_room`] has something to announce.
+    pub fn announcing(&self) -> impl Iterator<Item = ConnectionId> {
+        self.announcing.iter().copied()
+    }
+
     /// The connection has room again.
     pub fn handle_room(&mut self, connection: ConnectionId) {
         if let Some(&id) = self.by_connection.get(&connection) {
@@ -638,7 +595,7 @@ impl State {
 
     fn announce_more(&mut self, id: HostId) {
         let Some(host) = self.hosts.get_mut(&id) else { return };
-        let (Phase::Up { .. }, Announced::UpTo(last)) = (host.phase, &host.announced) else { return };
+        let (Phase::Up { connection, .. }, Announced::UpTo(last)) = (host.phase, &host.announced) else { return };
         let from = last.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
         let next = self.local.range((from, Bound::Unbounded)).take(ANNOUNCE_COUNT);
         let next: Vec<(ClaimSubject, Option<Qpn>)> = next.map(|(subject, &qpn)| (subject.clone(), qpn)).collect();
@@ -647,6 +604,11 @@ impl State {
             Some((subject, _)) if !is_end => Announced::UpTo(Some(subject.clone())),
             _ => Announced::All,
         };
+        if is_end {
+            self.announcing.remove(&connection);
+        } else {
+            self.announcing.insert(connection);
+        }
         for (subject, qpn) in next {
             self.send(id, subject.announcement(qpn));
             self.send_identity(id, &subject);
@@ -741,7 +703,7 @@ impl State {
     }
 
     pub(super) fn is_up(&self, id: HostId) -> bool {
-        self.hosts.get(&id).is_some_and(|host| matches!(host.phase, Phase::Up { .. }))
+        self.hosts.get(&id).is_some_and(Host::is_up)
     }
 
     /// Asks for the QP behind that QPN there.
@@ -763,23 +725,6 @@ impl State {
                 Some(QpInfo { network: self.network_name(network)?, gid, ipv6_gid, service, connected })
             });
             self.send(id, PeerMessage::Info { qpn, info });
-        }
-    }
-}
-
-impl Host {
-    fn enter(&mut self, now: Instant, phase: Phase) {
-        self.phase = phase;
-        self.since = now;
-    }
-
-    /// Not connected, and not connecting.
-    fn pause(&mut self, now: Instant, own_name: &str) {
-        if own_name < self.entry.host.as_str() {
-            self.enter(now, Phase::Waiting { until: now + self.redial_after });
-            self.redial_after = Duration(self.redial_after.0 * 2).min(REDIAL_LAST);
-        } else {
-            self.enter(now, Phase::Down);
         }
     }
 }

@@ -84,7 +84,7 @@ pub(super) struct Solo {
     pub(super) now: Instant,
     sent: Vec<PeerMessage>,
     updates: Vec<Update>,
-    dials: Vec<HostId>,
+    pub(super) dials: Vec<HostId>,
     pub(super) closed: Vec<ConnectionId>,
     notes: Vec<Note>,
 }
@@ -122,7 +122,7 @@ impl Solo {
         self.settle();
     }
 
-    fn pass(&mut self, span: Duration) {
+    pub(super) fn pass(&mut self, span: Duration) {
         self.now = self.now + span;
         self.state.handle_timer(self.now);
         self.settle();

@@ -4,10 +4,14 @@
 //! A connection from an address that is no peer's is closed at once. One from a peer's has
 //! [`super::link`]'s time to prove that it is that peer; there are at most [`PENDING_COUNT_MAX`] of
 //! those an address, and then the oldest goes.
+//!
+//! When hundreds of hosts start at once, a turn does [`HANDSHAKE_COUNT`] handshakes at most: connections that are up,
+//! and what this host's own vNICs have to say, come between.
 use super::channel::{ChannelError, Event, Identity, NoiseChannel};
 use super::file::{PeersFile, PrivateKey};
 use super::handle::{Command, PeersHandle, Published, Shared, Sink};
 use super::link::{Flow, Link, Stage};
+use super::links::{Links, Topic};
 use super::notes::Note;
 use super::state::{ConnectionId, Ending, HostStatus, Output, State};
 use super::update::Update;
@@ -18,8 +22,8 @@ use freeflow_engine::HostId;
 use freeflow_protocol::admin::PeerStatus;
 use freeflow_shm::{ShortWait, monotonic_ns};
 use freeflow_verbs::{Duration, Instant};
-use rustix::event::{PollFd, PollFlags, Timespec};
-use std::collections::BTreeMap;
+use rustix::event::epoll::EventFlags;
+use std::collections::VecDeque;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -32,6 +36,10 @@ const PENDING_COUNT_MAX: usize = 4;
 /// Connections accepted, and commands taken, before others have their turn.
 const ACCEPT_COUNT: usize = 16;
 const COMMAND_COUNT: usize = 4096;
+/// Hosts dialed, and openings of handshakes answered, in one turn: each takes some hundred microseconds.
+const HANDSHAKE_COUNT: usize = 8;
+/// Connections that the kernel keeps until they are accepted: all hosts may dial a router that starts again.
+const LISTEN_COUNT: i32 = 4096;
 /// Updates of one delivery.
 const UPDATE_COUNT: usize = 256;
 /// Updates that the worker has not dealt with yet, from which on nothing is read; and the pause then.
@@ -39,8 +47,9 @@ const BACKLOG_COUNT_MAX: usize = 4096;
 const BACKLOG_PAUSE: Duration = Duration::from_millis(1);
 /// Between two attempts to listen, or to accept when that failed.
 const LISTEN_PAUSE: Duration = Duration::from_millis(500);
-/// Between two publications of the status.
+/// Between two publications of the status; and at least so much for each host, of which each takes its time.
 const PUBLISH_INTERVAL: Duration = Duration::from_millis(50);
+const PUBLISH_INTERVAL_OF_HOST: Duration = Duration::from_micros(500);
 /// Time for which the thread looks for something to do before it sleeps.
 const LOOK_MAX: std::time::Duration = std::time::Duration::from_micros(20);
 /// Longest wait, with nothing to do at all.
@@ -74,13 +83,14 @@ impl Peers {
             refused_handshakes: AtomicU64::new(0),
         });
         let now = Instant(monotonic_ns());
+        let links = Links::new(shared.waker.fd())?;
         let mut body = Thread {
             identity: Identity { name: file.host.clone(), key },
             state: State::new(now, file, epoch),
             listener: None,
             listen_at: now,
-            links: BTreeMap::new(),
-            link_count: 0,
+            links,
+            dials: VecDeque::new(),
             commands: commands_end,
             shared: shared.clone(),
             sink: Box::new(sink),
@@ -130,8 +140,9 @@ struct Thread {
     listener: Option<TcpListener>,
     /// When to listen, or to accept, again.
     listen_at: Instant,
-    links: BTreeMap<ConnectionId, Link>,
-    link_count: u64,
+    links: Links,
+    /// Hosts that are to be dialed.
+    dials: VecDeque<HostId>,
     commands: Receiver<Command>,
     shared: Arc<Shared>,
     sink: Box<dyn Sink>,
@@ -145,14 +156,6 @@ struct Thread {
     short_wait: ShortWait,
 }
 
-/// Owner of a descriptor that is waited for.
-#[derive(Clone, Copy)]
-enum Topic {
-    Waker,
-    Listener,
-    Link(ConnectionId),
-}
-
 impl Thread {
     fn run(&mut self) {
         while !self.shared.stop.load(Relaxed) {
@@ -162,6 +165,7 @@ impl Thread {
             self.expire(now);
             self.state.handle_timer(now);
             self.pump(now);
+            busy |= self.dial_some(now);
             self.flush_all(now);
             busy |= self.give_room();
             self.publish(now);
@@ -178,10 +182,7 @@ impl Thread {
                     ready
                 }
             };
-            let now = Instant(monotonic_ns());
-            for (topic, flags) in ready {
-                self.handle_event(now, topic, flags);
-            }
+            self.handle_events(Instant(monotonic_ns()), ready);
             self.deliver();
         }
         // The last commands: connections that end with this router.
@@ -192,7 +193,7 @@ impl Thread {
 
     /// Writes what this turn has to say: to each host at once, as far as it takes it.
     fn flush_all(&mut self, now: Instant) {
-        for connection in self.links_where(Link::has_output) {
+        for connection in self.links.unwritten() {
             self.flush(now, connection);
         }
     }
@@ -203,7 +204,7 @@ impl Thread {
 
     /// Looks for the next message a little longer: while connections come and go it is there sooner than a thread
     /// sleeps and is woken.
-    fn look_before_sleep(&mut self, now: Instant, busy: bool) -> Option<Vec<(Topic, PollFlags)>> {
+    fn look_before_sleep(&mut self, now: Instant, busy: bool) -> Option<Vec<(Topic, EventFlags)>> {
         if busy || self.shared.sleeps_at_once.load(Relaxed) {
             return None;
         }
@@ -232,10 +233,10 @@ impl Thread {
                 Command::Group { network, gid, qpn } => self.state.handle_group(network, gid, qpn),
                 Command::Cm { host, network, ends, mad, tickets } => {
                     let connection = self.state.connection_of(host);
-                    let has_room = connection.and_then(|id| self.links.get(&id)).is_some_and(Link::has_cm_room);
+                    let has_room = connection.and_then(|id| self.links.get(id)).is_some_and(Link::has_cm_room);
                     self.state.send_cm(host, network, ends, &mad, has_room);
                     self.pump(now);
-                    if let Some(link) = connection.and_then(|id| self.links.get_mut(&id)) {
+                    if let Some(link) = connection.and_then(|id| self.links.get_mut(id)) {
                         link.hold(tickets);
                     }
                 }
@@ -250,58 +251,65 @@ impl Thread {
         let listens = |file: &PeersFile| (file.address, file.control_port);
         if listens(&file) != listens(self.state.file()) {
             self.listener = None;
+            let _ = self.links.set_listener(None, false);
             self.listen_at = now;
         }
-        // A connection that has not proved anything yet did so, if at all, by keys that may be
-        // others now.
-        let going: Vec<ConnectionId> = self.links_where(|link| link.stage != Stage::Established);
+        // A connection that has not proved anything yet did so, if at all, by keys that may be others now.
+        let is_other = |host: HostId| {
+            let before = self.state.host(host);
+            !before.is_some_and(|before| file.peers.iter().any(|entry| entry.is_same_host(before)))
+        };
+        let before = self.state.file();
+        let is_another = self.identity.key.0 != key.0 || (&before.host, before.address) != (&file.host, file.address);
+        let going = self.links.matching(|link| match link.stage {
+            // Our own key is another: all connections begin again.
+            Stage::Established => self.identity.key.0 != key.0,
+            _ => is_another || link.host.is_some_and(is_other),
+        });
         for connection in going {
             self.end(now, connection, Ending::Closed);
-        }
-        if self.identity.key.0 != key.0 {
-            // Our own key is another: all connections begin again.
-            let going = self.links_where(|_| true);
-            for connection in going {
-                self.end(now, connection, Ending::Closed);
-            }
         }
         self.identity = Identity { name: file.host.clone(), key };
         self.state.handle_reload(now, file);
         info!("peers file read", hosts = self.state.file().peers.len());
     }
 
-    fn links_where(&self, which: impl Fn(&Link) -> bool) -> Vec<ConnectionId> {
-        self.links.iter().filter(|(_, link)| which(link)).map(|(&id, _)| id).collect()
-    }
-
     fn listen(&mut self, now: Instant) {
-        if self.listener.is_some() || now < self.listen_at {
+        if now < self.listen_at {
             return;
         }
         let file = self.state.file();
         let address = SocketAddr::new(file.address, file.control_port);
-        let listened = TcpListener::bind(address).and_then(|listener| {
-            listener.set_nonblocking(true)?;
-            Ok(listener)
-        });
-        match listened {
-            Ok(listener) => {
+        let listened = match &self.listener {
+            Some(_) => Ok(None),
+            None => listen_at(address).map(Some),
+        };
+        let waited_for = listened.and_then(|listener| {
+            if let Some(listener) = listener {
                 info!("control channel listens", address = address);
                 self.listener = Some(listener);
             }
-            Err(error) => {
-                self.listen_at = now + LISTEN_PAUSE;
-                if let Some(left_out) = self.lines.take(now.0) {
-                    warning!("can't listen for other hosts", address = address, error = error, left_out = left_out);
-                }
+            self.links.set_listener(self.listener.as_ref(), true)
+        });
+        if let Err(error) = waited_for {
+            self.listen_at = now + LISTEN_PAUSE;
+            if let Some(left_out) = self.lines.take(now.0) {
+                warning!("can't listen for other hosts", address = address, error = error, left_out = left_out);
             }
         }
     }
 
+    /// Nobody is accepted for a while.
+    fn pause_listening(&mut self, now: Instant) {
+        self.listen_at = now + LISTEN_PAUSE;
+        // If it fails, what waits is looked at more often than it should.
+        let _ = self.links.set_listener(self.listener.as_ref(), false);
+    }
+
     /// Connections that took too long.
     fn expire(&mut self, now: Instant) {
-        for connection in self.links_where(|link| link.deadline().is_some_and(|then| then <= now)) {
-            let is_stuck = self.links.get(&connection).is_some_and(|link| link.stage == Stage::Established);
+        for connection in self.links.take_due(now) {
+            let is_stuck = self.links.get(connection).is_some_and(|link| link.stage == Stage::Established);
             if !is_stuck {
                 self.refuse(now, connection, None);
             } else {
@@ -315,16 +323,14 @@ impl Thread {
         while let Some(output) = self.state.poll_output() {
             self.is_changed = true;
             match output {
-                Output::Dial(host) => self.dial(now, host),
+                Output::Dial(host) if self.dials.contains(&host) => {}
+                Output::Dial(host) => self.dials.push_back(host),
                 Output::Close(connection) => {
                     self.remove_link(now, connection);
                 }
                 Output::Send(connection, message) => {
-                    if let Some(link) = self.links.get_mut(&connection) {
-                        link.send(now, &message);
-                        if link.is_long() {
-                            self.flush(now, connection);
-                        }
+                    if self.links.send(now, connection, &message) {
+                        self.flush(now, connection);
                     }
                 }
                 Output::Update(update) => {
@@ -354,16 +360,16 @@ impl Thread {
 
     /// Peers that took what there was can be sent more. Whether there is something to do now.
     fn give_room(&mut self) -> bool {
-        for (&connection, link) in &self.links {
-            if link.has_room() {
-                self.state.handle_room(connection);
-            }
+        let has_room = |connection: &ConnectionId| self.links.get(*connection).is_some_and(Link::has_room);
+        let with_room: Vec<ConnectionId> = self.state.announcing().filter(has_room).collect();
+        for connection in with_room {
+            self.state.handle_room(connection);
         }
         self.state.has_output()
     }
 
     fn publish(&mut self, now: Instant) {
-        if !self.is_changed || self.published.is_some_and(|last| now - last < PUBLISH_INTERVAL) {
+        if !self.is_changed || self.published.is_some_and(|last| now - last < self.publish_interval()) {
             return;
         }
         self.is_changed = false;
@@ -373,68 +379,76 @@ impl Thread {
         *self.shared.published.lock().unwrap_or_else(PoisonError::into_inner) = published;
     }
 
+    fn publish_interval(&self) -> Duration {
+        let host_count = self.state.file().peers.len() as u64;
+        PUBLISH_INTERVAL.max(Duration(PUBLISH_INTERVAL_OF_HOST.0 * host_count))
+    }
+
+    /// Dials some of the hosts that are to be dialed. Whether there are more.
+    fn dial_some(&mut self, now: Instant) -> bool {
+        for _ in 0..HANDSHAKE_COUNT {
+            let Some(host) = self.dials.pop_front() else { break };
+            // It may have left the file since, or have connected by itself.
+            if self.state.is_dialing(host) {
+                self.dial(now, host);
+            }
+        }
+        !self.dials.is_empty()
+    }
+
     fn dial(&mut self, now: Instant, host: HostId) {
         let Some(entry) = self.state.host(host) else { return };
         let channel = NoiseChannel::dial(&self.identity, &entry.host, &entry.public_key);
-        match Link::dial(now, self.state.file().address, entry.control(), host, channel) {
-            Ok(link) => self.insert(link),
-            // Back-off says when again; `peers ls` shows the count.
-            Err(_) => self.state.handle_dial_failed(now, host),
+        let link = Link::dial(now, self.state.file().address, entry.control(), host, channel);
+        // Back-off says when again; `peers ls` shows the count, and why.
+        if let Err(error) = link.and_then(|link| self.links.insert(link)) {
+            self.state.handle_no_dial(now, host, error.raw_os_error().unwrap_or_default());
+            self.is_changed = true;
         }
-    }
-
-    fn insert(&mut self, link: Link) {
-        self.link_count += 1;
-        self.links.insert(self.link_count, link);
     }
 
     /// The ready ones of the descriptors that something is awaited from.
-    fn wait(&self, now: Instant, busy: bool) -> Vec<(Topic, PollFlags)> {
+    fn wait(&self, now: Instant, busy: bool) -> Vec<(Topic, EventFlags)> {
         let reads = self.sink.backlog() < BACKLOG_COUNT_MAX;
-        let mut topics = vec![Topic::Waker];
-        let mut polled = vec![PollFd::from_borrowed_fd(self.shared.waker.fd(), PollFlags::IN)];
-        if let Some(listener) = self.listener.as_ref().filter(|_| self.listen_at <= now) {
-            topics.push(Topic::Listener);
-            polled.push(PollFd::new(listener, PollFlags::IN));
-        }
-        for (&connection, link) in &self.links {
-            topics.push(Topic::Link(connection));
-            polled.push(PollFd::new(link.stream(), link.interest(reads)));
-        }
         let timeout = if busy { Duration(0) } else { self.next_deadline(now, reads) - now };
-        let timeout =
-            Timespec { tv_sec: (timeout.0 / 1_000_000_000) as i64, tv_nsec: (timeout.0 % 1_000_000_000) as _ };
-        match rustix::event::poll(&mut polled, Some(&timeout)) {
-            Ok(_) => {}
-            Err(rustix::io::Errno::INTR) => return Vec::new(),
-            Err(error) => {
-                warning!("the peers thread can't wait for events", error = error);
-                self.shared.stop.store(true, Relaxed);
-            }
-        }
-        let ready = topics.into_iter().zip(polled.iter().map(PollFd::revents));
-        ready.filter(|(_, flags)| !flags.is_empty()).collect()
+        let ready =
+            if reads { self.links.wait(timeout) } else { self.links.wait_for_room(self.shared.waker.fd(), timeout) };
+        ready.unwrap_or_else(|error| {
+            warning!("the peers thread can't wait for events", error = error);
+            self.shared.stop.store(true, Relaxed);
+            Vec::new()
+        })
     }
 
     fn next_deadline(&self, now: Instant, reads: bool) -> Instant {
-        let links = self.links.values().filter_map(Link::deadline);
-        let others = [
+        let all = [
+            self.links.next_deadline(),
             self.state.poll_timeout(),
             (self.listener.is_none() || self.listen_at > now).then_some(self.listen_at),
             (!reads).then_some(now + BACKLOG_PAUSE),
-            self.published.filter(|_| self.is_changed).map(|last| last + PUBLISH_INTERVAL),
+            self.published.filter(|_| self.is_changed).map(|last| last + self.publish_interval()),
             Some(now + IDLE_MAX),
         ];
-        links.chain(others.into_iter().flatten()).min().unwrap_or(now)
+        all.into_iter().flatten().min().unwrap_or(now)
     }
 
-    fn handle_event(&mut self, now: Instant, topic: Topic, flags: PollFlags) {
-        match topic {
-            Topic::Waker => self.shared.waker.drain(),
-            Topic::Listener => self.accept(now),
-            Topic::Link(connection) => self.handle_link(now, connection, flags),
+    fn handle_events(&mut self, now: Instant, ready: Vec<(Topic, EventFlags)>) {
+        let mut handshake_count = 0;
+        for (topic, flags) in ready {
+            match topic {
+                Topic::Waker => self.shared.waker.drain(),
+                Topic::Listener => self.accept(now),
+                Topic::Link(connection) => {
+                    // Epoll names it again, behind the others.
+                    let opens = self.links.get(connection).is_some_and(|link| link.stage == Stage::Handshaking);
+                    handshake_count += usize::from(opens);
+                    if !opens || handshake_count <= HANDSHAKE_COUNT {
+                        self.handle_link(now, connection, flags);
+                    }
+                }
+            }
+            self.pump(now);
         }
-        self.pump(now);
     }
 
     fn accept(&mut self, now: Instant) {
@@ -443,47 +457,49 @@ impl Thread {
             match listener.accept() {
                 Ok((stream, from)) => {
                     let from = from.ip().to_canonical();
-                    if !self.state.file().peers.iter().any(|peer| peer.address == from) {
+                    if !self.state.knows_address(from) {
                         self.shared.unknown_connections.fetch_add(1, Relaxed);
                         if let Some(left_out) = self.stranger_lines.take(now.0) {
                             warning!("connection from an unknown address", from = from, left_out = left_out);
                         }
                         continue;
                     }
-                    let pending = self
-                        .links_where(|link| link.from == from && !link.is_dialed && link.stage != Stage::Established);
-                    if pending.len() >= PENDING_COUNT_MAX {
-                        self.refuse(now, pending[0], None);
+                    let mut pending = self.links.pending(from);
+                    let oldest = pending.next().filter(|_| pending.len() + 1 >= PENDING_COUNT_MAX);
+                    drop(pending);
+                    if let Some(oldest) = oldest {
+                        self.refuse(now, oldest, None);
                     }
-                    if let Ok(link) = Link::accepted(now, stream, from) {
-                        self.insert(link);
-                    }
+                    // One that there is no room for is dropped, and dials again.
+                    let _ = Link::accepted(now, stream, from).and_then(|link| self.links.insert(link));
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted) => {
                 }
-                Err(_) => {
+                Err(error) => {
                     // Out of descriptors, as a rule: not to be tried again at once.
-                    self.listen_at = now + LISTEN_PAUSE;
-                    return;
+                    if let Some(left_out) = self.lines.take(now.0) {
+                        warning!("can't accept connections of other hosts", error = error, left_out = left_out);
+                    }
+                    return self.pause_listening(now);
                 }
             }
         }
     }
 
-    fn handle_link(&mut self, now: Instant, connection: ConnectionId, flags: PollFlags) {
-        let Some(link) = self.links.get_mut(&connection) else { return };
+    fn handle_link(&mut self, now: Instant, connection: ConnectionId, flags: EventFlags) {
+        let Some(link) = self.links.get_mut(connection) else { return };
         if link.stage == Stage::Connecting {
             if link.finish_connect() == Flow::Ended {
                 return self.end(now, connection, Ending::Closed);
             }
             return self.flush(now, connection);
         }
-        if flags.intersects(PollFlags::OUT) {
+        if flags.intersects(EventFlags::OUT) {
             self.flush(now, connection);
         }
-        let Some(link) = self.links.get_mut(&connection) else { return };
-        if flags.intersects(PollFlags::IN | PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR) {
+        let Some(link) = self.links.get_mut(connection) else { return };
+        if flags.intersects(EventFlags::IN | EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR) {
             let flow = link.read();
             self.take_events(now, connection);
             if flow == Flow::Ended {
@@ -494,7 +510,7 @@ impl Thread {
 
     /// Everything whole that was read.
     fn take_events(&mut self, now: Instant, connection: ConnectionId) {
-        while let Some(link) = self.links.get_mut(&connection) {
+        while let Some(link) = self.links.get_mut(connection) {
             let (state, identity, from) = (&self.state, &self.identity, link.from);
             let mut found = None;
             let find = |name: &str| {
@@ -530,17 +546,18 @@ impl Thread {
     }
 
     fn establish(&mut self, now: Instant, connection: ConnectionId) {
-        if let Some(link) = self.links.get_mut(&connection)
+        if let Some(link) = self.links.get_mut(connection)
             && let Some(host) = link.host
         {
             link.stage = Stage::Established;
+            self.links.settle(connection);
             self.state.handle_connected(now, host, connection);
         }
     }
 
     /// Ends a connection that can't go on, or has proved nothing in its time (no error).
     fn refuse(&mut self, now: Instant, connection: ConnectionId, error: Option<ChannelError>) {
-        let Some(link) = self.links.get(&connection) else { return };
+        let Some(link) = self.links.get(connection) else { return };
         if link.stage == Stage::Established {
             self.remove_link(now, connection);
             return self.state.handle_nonsense(now, connection);
@@ -567,7 +584,7 @@ impl Thread {
 
     /// Takes a link out. All that was said before counts, as far as it still takes it.
     fn remove_link(&mut self, now: Instant, connection: ConnectionId) -> Option<Link> {
-        let mut link = self.links.remove(&connection)?;
+        let mut link = self.links.remove(connection)?;
         if link.stage == Stage::Established {
             link.flush(now);
         }
@@ -575,13 +592,20 @@ impl Thread {
     }
 
     fn flush(&mut self, now: Instant, connection: ConnectionId) {
-        let Some(link) = self.links.get_mut(&connection) else { return };
-        match link.flush(now) {
+        match self.links.flush(now, connection) {
             Flow::On => {}
             Flow::Stuck => self.end(now, connection, Ending::Stuck),
             Flow::Ended => self.end(now, connection, Ending::Closed),
         }
     }
+}
+
+fn listen_at(address: SocketAddr) -> io::Result<TcpListener> {
+    let listener = TcpListener::bind(address)?;
+    // The library's own number is small.
+    rustix::net::listen(&listener, LISTEN_COUNT)?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
 }
 
 fn status(host: &HostStatus) -> PeerStatus {

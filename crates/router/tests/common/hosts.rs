@@ -105,6 +105,15 @@ impl Hosts {
         assert_eq!(rest(&run_dir, "POST", &host_path(&run_dir, "peers/reload"), "").0, 200);
     }
 
+    /// Its plain peers file is another from now on.
+    pub fn change_file(&self, host: usize, change: impl FnOnce(&mut serde_json::Value)) {
+        let run_dir = self.hosts[host].run_dir();
+        let mut file = serde_json::from_str(&peers_file(host, &self.keys, "plain", "")).unwrap();
+        change(&mut file);
+        std::fs::write(self.hosts[host].directory.0.join("peers.json"), file.to_string()).unwrap();
+        assert_eq!(rest(&run_dir, "POST", &host_path(&run_dir, "peers/reload"), "").0, 200);
+    }
+
     pub fn wire(&self, host: usize) -> WireStatus {
         part(&self.hosts[host].run_dir(), "wire", "status").0
     }

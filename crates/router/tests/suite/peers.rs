@@ -19,9 +19,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Longer than anything here takes, even on a busy machine.
-const WAIT_MAX: Duration = Duration::from_secs(60);
-const DEFAULT: NetworkId = NetworkId(1);
-const PORT: u16 = 4790;
+pub(crate) const WAIT_MAX: Duration = Duration::from_secs(60);
+pub(crate) const DEFAULT: NetworkId = NetworkId(1);
+pub(crate) const PORT: u16 = 4790;
 const AGREED: Agreement = Agreement { version: 1, features: PEER_PROTOCOL.features };
 
 fn until<T>(what: &str, mut check: impl FnMut() -> Option<T>) -> T {
@@ -36,11 +36,11 @@ fn until<T>(what: &str, mut check: impl FnMut() -> Option<T>) -> T {
 }
 
 /// Some vNIC without labels.
-fn vnic() -> Arc<VnicIdentity> {
+pub(crate) fn vnic() -> Arc<VnicIdentity> {
     Arc::new(VnicIdentity { vnic: "v".into(), labels: Default::default(), addresses: Vec::new() })
 }
 
-fn gid(text: &str) -> Gid {
+pub(crate) fn gid(text: &str) -> Gid {
     Gid::from_ip(text.parse().unwrap())
 }
 
@@ -103,7 +103,7 @@ impl Lab {
     }
 }
 
-fn connect(from: IpAddr, to: SocketAddr) -> TcpStream {
+pub(crate) fn connect(from: IpAddr, to: SocketAddr) -> TcpStream {
     use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
     let socket: OwnedFd = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     bind(&socket, &SocketAddr::new(from, 0)).unwrap();
@@ -111,7 +111,7 @@ fn connect(from: IpAddr, to: SocketAddr) -> TcpStream {
     TcpStream::from(socket)
 }
 
-fn key() -> (PrivateKey, Key) {
+pub(crate) fn key() -> (PrivateKey, Key) {
     let pattern = "Noise_KK_25519_ChaChaPoly_BLAKE2s".parse().unwrap();
     let pair = snow::Builder::new(pattern).generate_keypair().unwrap();
     (PrivateKey(pair.private.try_into().unwrap()), pair.public.try_into().unwrap())
@@ -122,7 +122,7 @@ fn name(host: usize) -> String {
 }
 
 #[derive(Clone, Default)]
-struct Updates(Arc<Mutex<Vec<Update>>>);
+pub(crate) struct Updates(pub(crate) Arc<Mutex<Vec<Update>>>);
 
 impl Sink for Updates {
     fn deliver(&self, updates: Vec<Update>) {
@@ -131,14 +131,14 @@ impl Sink for Updates {
 }
 
 /// One peers thread.
-struct Host {
+pub(crate) struct Host {
     peers: Option<Peers>,
-    handle: PeersHandle,
-    updates: Updates,
+    pub(crate) handle: PeersHandle,
+    pub(crate) updates: Updates,
 }
 
 impl Host {
-    fn start(file: PeersFile, key: PrivateKey, epoch: u64) -> Self {
+    pub(crate) fn start(file: PeersFile, key: PrivateKey, epoch: u64) -> Self {
         let updates = Updates::default();
         let (peers, handle) = Peers::start((file, key), (epoch, 1), updates.clone(), ()).unwrap();
         handle.network("default", Some(DEFAULT));
@@ -163,7 +163,7 @@ impl Host {
         });
     }
 
-    fn status_when(&self, what: &str, check: impl Fn(&PeersStatus) -> bool) -> PeersStatus {
+    pub(crate) fn status_when(&self, what: &str, check: impl Fn(&PeersStatus) -> bool) -> PeersStatus {
         until(what, || Some(self.handle.status()).filter(&check))
     }
 

@@ -1,0 +1,242 @@
+//! The lease of the cluster's addresses: extended at the router when etcd has the host's word, and begun again after a
+//! look at what the host has still.
+//!
+//! Invariant: a word goes to etcd that names a time only when the router has a lease that ends before that time is
+//! over, if it is not extended. So the router stops the vNICs also when nobody is there to say so.
+use super::{Follower, WHOLE, log};
+use crate::control::api::{Answer, BASE, Trouble, encoded};
+use crate::failure::{Failure, Result};
+use freeflow_cluster::{Acknowledged, Operator, Problem, Scope, View, lease_time};
+use freeflow_shm::boottime_ns;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+/// So long a word can be on its way to etcd, also that of a follower that was killed, nanoseconds.
+const LATE_NS: u64 = 60_000_000_000;
+
+/// The lease, as the router says it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Status {
+    after_s: Option<u64>,
+    until_ns: u64,
+    is_over: bool,
+}
+
+impl Status {
+    fn has_ended(self) -> bool {
+        self.is_over || self.after_s.is_some() && boottime_ns() >= self.until_ns
+    }
+}
+
+/// Of the lease, what need not outlive the process.
+pub struct OwnLease {
+    /// `None`: the router has not answered.
+    status: Option<Status>,
+    /// The revision of the last word by which the router has extended it, with the networks that were barred.
+    told: Option<(u64, Option<BTreeSet<String>>)>,
+    /// The word after which the host looks at what it has, where the lease is over.
+    candidate: Option<Acknowledged>,
+    /// The time that words name from now on.
+    saying: Option<u64>,
+    /// Since when they name none, as far as this process knows.
+    silent_since_ns: u64,
+    /// Networks whose range here another host says that it has, and when that was looked at.
+    doubtful: Option<(Instant, BTreeSet<String>)>,
+    /// The last words of the log about it.
+    said: Option<String>,
+}
+
+/// Networks whose range on a host another one says that it has.
+fn others_of(view: &View, own: &str, ranges: &BTreeMap<String, String>) -> BTreeSet<String> {
+    let others = view.followed().iter().filter(|(host, _)| *host != own && !view.is_reclaimed(host));
+    let of_other = others.flat_map(|(_, followed)| &followed.ranges);
+    of_other
+        .filter(|(network, range)| ranges.get(*network) == Some(*range))
+        .map(|(network, _)| network.clone())
+        .collect()
+}
+
+/// The end of a lease by a word that was begun at a time.
+fn until_ns(began_ns: u64, after_s: u64) -> u64 {
+    let time = lease_time(Duration::from_secs(after_s)).as_nanos();
+    began_ns.saturating_add(u64::try_from(time).unwrap_or(u64::MAX))
+}
+
+impl OwnLease {
+    /// Of a follower that begins.
+    pub fn new() -> Self {
+        let (status, told, candidate, saying, doubtful, said) = Default::default();
+        Self { status, told, candidate, saying, doubtful, said, silent_since_ns: boottime_ns() }
+    }
+
+    /// Whether the vNICs in the cluster's networks are stopped.
+    pub fn is_over(&self) -> bool {
+        self.status.is_some_and(Status::has_ended)
+    }
+
+    /// For people.
+    pub fn problem(&self) -> Option<Problem> {
+        let why = "this host had not reached etcd for so long that its blocks of addresses may be others': its vNICs in \
+                   the cluster's networks are stopped, until it has reached etcd and looked at what it has";
+        self.is_over().then(|| Problem::new(why))
+    }
+}
+
+impl Follower {
+    fn ask_lease(&mut self, change: Option<&Value>) -> Answer<Status> {
+        let path = format!("{BASE}/hosts/{}/lease", encoded(&self.host));
+        let answer = match change {
+            Some(change) => self.api.put(&path, change),
+            None => self.api.get(&path),
+        };
+        let status = answer.and_then(|answer| {
+            let text = |error| Trouble::from(Failure::new(format!("the router's lease: {error}")));
+            serde_json::from_value(answer["status"].clone()).map_err(text)
+        });
+        // After a refusal it is another one than was thought.
+        self.lease.status = status.as_ref().ok().copied();
+        status
+    }
+
+    fn lease_status(&mut self) -> Result<Status> {
+        match self.lease.status {
+            Some(status) => Ok(status),
+            None => self.ask_lease(None).map_err(Failure::from),
+        }
+    }
+
+    /// The time that the host's words may name: the router keeps to it.
+    pub(super) fn reclaim_after_s(&mut self) -> Option<u64> {
+        let wanted = self.check_identity().is_ok().then(|| self.view.reclaim_after_s());
+        let named = self.named_time(wanted).unwrap_or_else(|failure| {
+            self.note_lease(Some(format!("the router can't be given a lease: {failure}")));
+            // As before: a router that does not answer has the lease that it had.
+            self.lease.saying
+        });
+        if named.is_none() && self.lease.saying.is_some() {
+            self.lease.silent_since_ns = boottime_ns();
+        }
+        self.lease.saying = named;
+        // Until the router is told that it needs none.
+        self.report.keep_lease(self.lease.status.and_then(|status| status.after_s));
+        named
+    }
+
+    /// `wanted`: `None` where what etcd says does not count.
+    fn named_time(&mut self, wanted: Option<Option<u64>>) -> Result<Option<u64>> {
+        let status = self.lease_status()?;
+        match wanted.unwrap_or(status.after_s) {
+            None => Ok(None),
+            after_s if after_s == status.after_s || status.has_ended() => Ok(status.after_s),
+            Some(after_s) => {
+                let latest_ns = until_ns(boottime_ns(), after_s);
+                let until_ns = status.after_s.map_or(latest_ns, |_| latest_ns.min(status.until_ns));
+                self.ask_lease(Some(&json!({"afterS": after_s, "untilNs": until_ns})))?;
+                Ok(Some(after_s))
+            }
+        }
+    }
+
+    /// Networks whose range here is not, or not surely, the block that this host has by etcd. `None`: this process has
+    /// not looked yet, and frees none that one before it has barred.
+    fn barred(&self) -> Option<BTreeSet<String>> {
+        if self.carried.0 == 0 {
+            return None;
+        }
+        let is_doubtful = |network: &String| self.lease.doubtful.as_ref().is_some_and(|(_, all)| all.contains(network));
+        let ranges = self.carried.1.iter().filter(|(network, range)| {
+            let block = self.view.block(network, &self.host).map(|block| block.to_string());
+            block.as_ref() != Some(*range) || is_doubtful(network)
+        });
+        Some(ranges.map(|(network, _)| network.clone()).collect())
+    }
+
+    /// Looks whether others say that they have a range of this host's, before a lease begins again, and then until
+    /// nobody does. Hosts don't follow that: they ask etcd for it.
+    fn look_at_others(&mut self, is_over: bool) -> Result<()> {
+        let is_doubt_old = |(at, doubtful): &(Instant, BTreeSet<String>)| !doubtful.is_empty() && at.elapsed() > WHOLE;
+        if !is_over && !self.lease.doubtful.as_ref().is_some_and(is_doubt_old) {
+            return Ok(());
+        }
+        let all = match self.view.scope() {
+            Scope::Host => Some(Operator::open(&self.file)?.view()?),
+            Scope::Said | Scope::Vnics => None,
+        };
+        let doubtful = others_of(all.as_ref().unwrap_or(&self.view), &self.host, &self.carried.1);
+        self.lease.doubtful = Some((Instant::now(), doubtful));
+        Ok(())
+    }
+
+    /// Whether all is to be compared, so that a lease that is over can begin again.
+    pub(super) fn is_lease_due(&mut self) -> bool {
+        if !self.lease.is_over() {
+            self.lease.candidate = None;
+            return false;
+        }
+        let acknowledged = self.report.acknowledged();
+        let is_good = |word: &Acknowledged| {
+            word.reclaim_after_s.is_none_or(|after_s| until_ns(word.began_ns, after_s) > boottime_ns())
+        };
+        self.lease.candidate = self.lease.candidate.filter(is_good).or(acknowledged.filter(is_good));
+        let is_seen = |word: Acknowledged| self.view.revision() >= word.revision && self.carried.0 < word.revision.0;
+        self.lease.candidate.is_some_and(is_seen)
+    }
+
+    /// Extends the lease, or begins it again, by the last word that etcd has.
+    pub(super) fn extend_lease(&mut self) {
+        let done = self.try_to_extend_lease();
+        let said = done.err().map(|failure| format!("the lease of the cluster's addresses: {failure}"));
+        self.note_lease(said);
+    }
+
+    fn note_lease(&mut self, said: Option<String>) {
+        if let Some(text) = said.as_ref().filter(|_| said != self.lease.said) {
+            log(text);
+        }
+        self.lease.said = said;
+    }
+
+    fn try_to_extend_lease(&mut self) -> Result<()> {
+        let status = self.lease_status()?;
+        let is_over = status.has_ended();
+        let word = if is_over { self.lease.candidate } else { self.report.acknowledged() };
+        let Some(word) = word else { return Ok(()) };
+        if is_over && (self.standing.is_none() || self.carried.0 < word.revision.0 || self.check_identity().is_err()) {
+            return Ok(());
+        }
+        self.look_at_others(is_over)?;
+        let barred = self.barred();
+        let told = Some((word.revision.0, barred.clone()));
+        if !is_over && self.lease.told == told {
+            return Ok(());
+        }
+        let silent_ns = self.lease.silent_since_ns.saturating_add(LATE_NS);
+        let change = match (word.reclaim_after_s, status.after_s) {
+            (None, None) => return Ok(()),
+            // Words that name a time may be on their way. Such a one counts from when it arrives, after this one.
+            (None, Some(armed_s)) if self.lease.saying.is_some() || word.began_ns < silent_ns => {
+                let until_ns = until_ns(word.began_ns, armed_s);
+                json!({"afterS": armed_s, "untilNs": until_ns, "isFresh": is_over, "barred": barred})
+            }
+            (None, Some(_)) => json!({"afterS": null, "isFresh": is_over}),
+            (Some(named_s), armed_s) => {
+                // The router may have been asked for a shorter time since that word.
+                let armed_s = armed_s.unwrap_or(named_s);
+                let until_ns = until_ns(word.began_ns, named_s.min(armed_s));
+                json!({"afterS": armed_s, "untilNs": until_ns, "isFresh": is_over, "barred": barred})
+            }
+        };
+        self.ask_lease(Some(&change))?;
+        self.lease.told = told;
+        if is_over {
+            log("this host has its lease of the cluster's addresses again");
+            self.lease.candidate = None;
+            // Declared vNICs are made again.
+            self.is_due = true;
+        }
+        Ok(())
+    }
+}
