@@ -37,13 +37,15 @@ fn has_something(view: &View, host: &str) -> bool {
 /// Hosts whose time is over, at this time by the clock of the news. The block of `default` stays its host's.
 pub fn due_reclaims(view: &View, now: Instant) -> Vec<Reclaim> {
     let Some(asked_s) = view.reclaim_after_s() else { return Vec::new() };
+    // A time that a host named before a backup was made may be shorter than what it has said since.
+    let is_of_backup = |host: &String| view.word(host).is_none_or(|word| word < view.restored_at());
     let due = |host: &String| {
         let said_s = view.followed().get(host)?.reclaim_after_s?;
         let after = Duration::from_secs(said_s.max(asked_s));
         let is_over = view.is_reclaimed(host) || now.saturating_duration_since(view.silent_since(host)?) > after;
         (is_over && has_something(view, host)).then_some(Reclaim { host: host.clone(), word: view.word(host)? })
     };
-    view.followed().keys().filter_map(due).collect()
+    view.followed().keys().filter(|host| !is_of_backup(host)).filter_map(due).collect()
 }
 
 impl Controller {

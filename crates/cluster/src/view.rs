@@ -49,6 +49,8 @@ pub struct View {
     vnics_parts: BTreeMap<(String, usize), HostVnics>,
     /// By network and host.
     blocks: BTreeMap<(String, String), Pool>,
+    /// When each was written.
+    blocks_at: BTreeMap<(String, String), Revision>,
     places: Places,
     /// When news of each host's holdings came last, by our own clock.
     spoke: BTreeMap<String, Instant>,
@@ -141,6 +143,7 @@ impl View {
             vnics: BTreeMap::new(),
             vnics_parts: BTreeMap::new(),
             blocks: BTreeMap::new(),
+            blocks_at: BTreeMap::new(),
             places: Places::new(),
         }
     }
@@ -256,8 +259,7 @@ impl View {
                 false
             }
             Some(Meaning::Block { network, host }) => {
-                let block = entry.as_ref().and_then(block_in);
-                put(&mut self.blocks, (network.to_owned(), host.to_owned()), block)
+                self.take_block((network.to_owned(), host.to_owned()), entry.as_ref())
             }
         }
     }
@@ -267,6 +269,11 @@ impl View {
         let said = |followed: &Followed| (followed.ranges.clone(), followed.revision >= self.declared_at.0);
         // One that all was taken back from is given blocks again when it speaks.
         self.reclaimed.contains_key(host) || followed.map(said) != self.followed.get(host).map(said)
+    }
+
+    fn take_block(&mut self, of: (String, String), entry: Option<&Entry>) -> bool {
+        put(&mut self.blocks_at, of.clone(), entry.map(|entry| entry.modified));
+        put(&mut self.blocks, of, entry.and_then(block_in))
     }
 
     fn take_holdings(&mut self, host: &str, entry: Option<&Entry>) {
@@ -400,6 +407,12 @@ impl View {
     /// The vNICs of each, as it says, where that is followed.
     pub fn vnics(&self) -> &BTreeMap<String, HostVnics> {
         &self.vnics
+    }
+
+    /// Whether a host's block of a network is one of before a backup that was restored: it may be another's since.
+    pub fn is_of_backup(&self, network: &str, host: &str) -> bool {
+        let at = self.blocks_at.get(&(network.to_owned(), host.to_owned()));
+        at.is_some_and(|at| *at < self.restored_at())
     }
 
     /// By network and host.

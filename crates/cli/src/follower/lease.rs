@@ -7,6 +7,7 @@ use super::{Follower, WHOLE, log};
 use crate::control::api::{Answer, BASE, Trouble, encoded};
 use crate::failure::{Failure, Result};
 use freeflow_cluster::{Acknowledged, Operator, Problem, Scope, View, lease_time};
+use freeflow_orchestrator::{Pool, Revision};
 use freeflow_shm::boottime_ns;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -45,18 +46,24 @@ pub struct OwnLease {
     silent_since_ns: u64,
     /// Networks whose range here another host says that it has, and when that was looked at.
     doubtful: Option<(Instant, BTreeSet<String>)>,
+    /// Networks of which the host has had its block by etcd, and when a backup had been restored by then.
+    had: (Revision, BTreeSet<String>),
     /// The last words of the log about it.
     said: Option<String>,
 }
 
-/// Networks whose range on a host another one says that it has.
+/// Networks whose range on a host another one says that it has. It is believed only where it may be so: the host's
+/// block is one of a backup.
 fn others_of(view: &View, own: &str, ranges: &BTreeMap<String, String>) -> BTreeSet<String> {
     let others = view.followed().iter().filter(|(host, _)| *host != own && !view.is_reclaimed(host));
     let of_other = others.flat_map(|(_, followed)| &followed.ranges);
-    of_other
-        .filter(|(network, range)| ranges.get(*network) == Some(*range))
-        .map(|(network, _)| network.clone())
-        .collect()
+    let range_in = |text: &String| text.parse::<Pool>().ok();
+    let overlaps = |one: Pool, other: Pool| one.encloses(other) || other.encloses(one);
+    let is_its = |network: &String, range: &String| {
+        let both = range_in(range).zip(ranges.get(network).and_then(range_in));
+        view.is_of_backup(network, own) && both.is_some_and(|(one, other)| overlaps(one, other))
+    };
+    of_other.filter(|(network, range)| is_its(network, range)).map(|(network, _)| network.clone()).collect()
 }
 
 /// The end of a lease by a word that was begun at a time.
@@ -68,8 +75,8 @@ fn until_ns(began_ns: u64, after_s: u64) -> u64 {
 impl OwnLease {
     /// Of a follower that begins.
     pub fn new() -> Self {
-        let (status, told, candidate, saying, doubtful, said) = Default::default();
-        Self { status, told, candidate, saying, doubtful, said, silent_since_ns: boottime_ns() }
+        let (status, told, candidate, saying, doubtful, had, said) = Default::default();
+        Self { status, told, candidate, saying, doubtful, had, said, silent_since_ns: boottime_ns() }
     }
 
     /// Whether the vNICs in the cluster's networks are stopped.
@@ -154,6 +161,24 @@ impl Follower {
         Some(ranges.map(|(network, _)| network.clone()).collect())
     }
 
+    /// Whether etcd says that this host's blocks are others' by now, though its lease is not over: as if its time had
+    /// stood still, when the whole machine was halted.
+    fn has_lost_blocks(&mut self) -> bool {
+        if self.standing.is_none() || self.check_identity().is_err() {
+            return false;
+        }
+        let restored_at = self.view.restored_at();
+        let block = |network: &str| self.view.block(network, &self.host).map(|block| block.to_string());
+        let had = |network: &String| self.lease.had.0 == restored_at && self.lease.had.1.contains(network);
+        let ranges = &self.carried.1;
+        let is_lost =
+            |(network, range): (&String, &String)| block(network).map_or(had(network), |block| block != *range);
+        let is_any_lost = ranges.iter().any(is_lost);
+        let has = ranges.iter().filter(|(network, range)| block(network).as_ref() == Some(*range));
+        self.lease.had = (restored_at, has.map(|(network, _)| network.clone()).collect());
+        is_any_lost
+    }
+
     /// Looks whether others say that they have a range of this host's, before a lease begins again, and then until
     /// nobody does. Hosts don't follow that: they ask etcd for it.
     fn look_at_others(&mut self, is_over: bool) -> Result<()> {
@@ -204,6 +229,11 @@ impl Follower {
         let is_over = status.has_ended();
         let word = if is_over { self.lease.candidate } else { self.report.acknowledged() };
         let Some(word) = word else { return Ok(()) };
+        if !is_over && status.after_s.is_some() && self.has_lost_blocks() {
+            log("blocks of addresses were taken from this host: its lease ends");
+            self.ask_lease(Some(&json!({"afterS": status.after_s, "untilNs": 0})))?;
+            return Ok(());
+        }
         if is_over && (self.standing.is_none() || self.carried.0 < word.revision.0 || self.check_identity().is_err()) {
             return Ok(());
         }
@@ -218,14 +248,17 @@ impl Follower {
             (None, None) => return Ok(()),
             // Words that name a time may be on their way. Such a one counts from when it arrives, after this one.
             (None, Some(armed_s)) if self.lease.saying.is_some() || word.began_ns < silent_ns => {
-                let until_ns = until_ns(word.began_ns, armed_s);
+                let by_word_ns = until_ns(word.began_ns, armed_s);
+                let until_ns = if is_over { by_word_ns } else { by_word_ns.max(status.until_ns) };
                 json!({"afterS": armed_s, "untilNs": until_ns, "isFresh": is_over, "barred": barred})
             }
             (None, Some(_)) => json!({"afterS": null, "isFresh": is_over}),
             (Some(named_s), armed_s) => {
                 // The router may have been asked for a shorter time since that word.
                 let armed_s = armed_s.unwrap_or(named_s);
-                let until_ns = until_ns(word.began_ns, named_s.min(armed_s));
+                let by_word_ns = until_ns(word.began_ns, named_s.min(armed_s));
+                // It is shortened before a word names the shorter time, and only then.
+                let until_ns = if is_over { by_word_ns } else { by_word_ns.max(status.until_ns) };
                 json!({"afterS": armed_s, "untilNs": until_ns, "isFresh": is_over, "barred": barred})
             }
         };

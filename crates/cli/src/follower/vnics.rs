@@ -211,7 +211,8 @@ impl Follower {
         self.vnics.unable.retain(|_, since| since.elapsed() < ABLE_AGAIN);
         let is_unable = |name: &String| self.vnics.unable.contains_key(name);
         let wanted = self.claims.wanted().into_iter().filter(|(name, _)| !self.is_here(name) && !is_unable(name));
-        let claimed: BTreeMap<String, u64> = wanted.collect();
+        // A drained host would have it for nothing.
+        let claimed: BTreeMap<String, u64> = wanted.filter(|_| !self.is_drained()).collect();
         let is_other = claimed != self.vnics.claimed;
         self.vnics.claimed = claimed;
         // An etcd that is another cluster's, or as it once was, takes nothing away.

@@ -64,6 +64,19 @@ fn a_host_loses_what_it_has_after_the_longer_of_the_two_times() {
 }
 
 #[test]
+fn a_time_that_was_named_before_a_backup_counts_no_more() {
+    let mut view = silent("20", Some(20), 60);
+    assert_eq!(due(&view), ["h1"]);
+    change(&mut view, 101, "cluster/data/identity", Some(br#"{"id": "c", "version": 1, "restored": 5}"#));
+    assert!(view.is_of_backup("red", "h1") && due(&view).is_empty());
+    // The host has spoken since, and is silent again.
+    let word = serde_json::to_vec(&says(Some(20))).expect("encodable");
+    let then = Instant::now().checked_sub(Duration::from_secs(30)).expect("the machine has run for longer");
+    view.take_at(News::Changed(Revision(102), vec![entry(102, "said/h1/data/followed", Some(&word))]), then);
+    assert_eq!(due(&view), ["h1"]);
+}
+
+#[test]
 fn a_controller_counts_from_when_its_own_news_are_without_a_gap() {
     let mut view = silent("20", Some(20), 60);
     view.take(News::Behind(freeflow_etcd::EtcdError::Unreachable("away".into())));

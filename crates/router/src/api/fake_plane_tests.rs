@@ -4,7 +4,7 @@ use super::health::Probes;
 use super::link::Link;
 use super::meters::{HostMeter, MeterPage, Position, VnicMeter};
 use super::plane::{ApiRequest, NotDone};
-use super::routes::{Asking, Server, router};
+use super::routes::{Asking, LeaseFile, Server, router};
 use super::users::Users;
 use super::watch::History;
 use crate::admission::violations::ViolationClass;
@@ -48,7 +48,7 @@ async fn answer(link: Link, role: Role, (method, path, body): (&str, &str, &'sta
         reads: Default::default(),
         probes: Probes::new(run_dir.clone(), run_dir.clone()),
         host: "h".into(),
-        lease_dir: Arc::new(run_dir.into()),
+        lease_file: Arc::new(LeaseFile { directory: run_dir, is_stale: false }.into()),
     });
     let app = TowerToHyperService::new(router(server).layer(Extension(Asking { caller, place })));
     let request = Request::builder().method(method).uri(path).body(Body::from(body)).unwrap();

@@ -6,7 +6,7 @@ use super::caller::{Caller, Role};
 use super::health::Probes;
 use super::link::Link;
 use super::plane::ApiRequest;
-use super::routes::{Asking, Server, closed_router, router};
+use super::routes::{Asking, LeaseFile, Server, closed_router, router};
 use super::users::Users;
 use super::watch::History;
 use crate::audit::{Audit, Who};
@@ -69,7 +69,7 @@ impl Harness {
             reads: Mutex::new(()),
             probes: Probes::new(NO_DIRECTORY.into(), NO_DIRECTORY.into()),
             host: host.into(),
-            lease_dir: Arc::new(Mutex::new(NO_DIRECTORY.into())),
+            lease_file: Arc::new(Mutex::new(LeaseFile { directory: NO_DIRECTORY.into(), is_stale: false })),
         });
         Self { open: router(server.clone()), closed: closed_router(server), requests, _probes }
     }

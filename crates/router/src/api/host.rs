@@ -6,10 +6,10 @@
 use super::failure::Failure;
 use super::plane::{
     ApiCall, AwaitWorker, ChangeLease, InjectFaults, NoteCluster, PageConnections, PageNetworks, PageQps, PageVnics,
-    PageWire, ReadLease, ReadPeers, ReadRouter, ReloadPeers,
+    PageWire, ReadLease, ReadPeers, ReadRouter, ReadWholeLease, ReloadPeers,
 };
 use super::query::{Named, parameters};
-use super::routes::{Answer, Asking, Server, admitted, body_of, change, held, note_refusal, read_turn};
+use super::routes::{Answer, Asking, LeaseFile, Server, admitted, body_of, change, held, note_refusal, read_turn};
 use crate::base::lease::{Lease, LeaseChange};
 use axum::extract::{Extension, RawQuery, Request, State};
 use freeflow_orchestrator::Command;
@@ -19,7 +19,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::sync::Arc;
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit};
 
 type Shared = State<Arc<Server>>;
 
@@ -259,6 +259,12 @@ pub async fn lease(
 ) -> Answer {
     let permit = begin_read(&server, &asking, (&name, LEASE)).await?;
     parameters(query.as_deref(), &[])?;
+    // Of one that is not on the disk nobody hears: the next router would not know it.
+    let file = server.lease_file.clone().lock_owned().await;
+    if file.is_stale {
+        let lease = server.link.ask(ReadWholeLease {}).await?;
+        store_lease(lease, file).await?;
+    }
     lease_status(&server, permit).await
 }
 
@@ -275,12 +281,28 @@ pub async fn put_lease(
     let body = body_of(&asking, request).await?;
     parameters(query.as_deref(), &[])?;
     let change: LeaseChange = parse(body)?;
-    let directory = server.lease_dir.clone().lock_owned().await;
-    let lease = server.link.ask(ChangeLease { change }).await??;
-    let stored = tokio::task::spawn_blocking(move || Lease::store(lease.as_ref(), &directory)).await;
-    let stored = stored.unwrap_or_else(|error| Err(std::io::Error::other(error)));
-    stored.map_err(|error| Failure::internal(format!("can't keep the lease: {error}")))?;
+    let mut file = server.lease_file.clone().lock_owned().await;
+    // Until it is stored, also where nobody waits for the answer any more.
+    let was_stale = std::mem::replace(&mut file.is_stale, true);
+    match server.link.ask(ChangeLease { change }).await? {
+        Ok(lease) => store_lease(lease, file).await?,
+        Err(refusal) => {
+            file.is_stale = was_stale;
+            return Err(refusal.into());
+        }
+    }
     lease_status(&server, permit).await
+}
+
+async fn store_lease(lease: Option<Lease>, mut file: OwnedMutexGuard<LeaseFile>) -> Result<(), Failure> {
+    let store = move || {
+        Lease::store(lease.as_ref(), &file.directory)?;
+        file.is_stale = false;
+        Ok(())
+    };
+    let stored = tokio::task::spawn_blocking(store).await;
+    let stored = stored.unwrap_or_else(|error| Err(std::io::Error::other(error)));
+    stored.map_err(|error| Failure::internal(format!("can't keep the lease: {error}")))
 }
 
 #[derive(Deserialize)]

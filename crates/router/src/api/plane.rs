@@ -153,6 +153,8 @@ requests! {
     ReloadPeers { who: Who } -> Result<(), Refusal>;
     /// The lease of the cluster's addresses.
     ReadLease {} -> LeaseStatus;
+    /// The lease to be kept.
+    ReadWholeLease {} -> Option<Lease>;
     /// Extends it, ends it, or begins one; the lease to be kept.
     ChangeLease { change: LeaseChange } -> Result<Option<Lease>, Refusal>;
     /// Notes that the host has lost its cluster, or has it again.

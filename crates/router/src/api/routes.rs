@@ -51,8 +51,16 @@ pub struct Server {
     pub probes: health::Probes,
     /// The name of the Host.
     pub host: String,
-    /// Directory of the lease's file, which is written by one request at a time.
-    pub lease_dir: Arc<Mutex<PathBuf>>,
+    /// Written by one request at a time.
+    pub lease_file: Arc<Mutex<LeaseFile>>,
+}
+
+/// The file of the lease.
+#[derive(Default)]
+pub struct LeaseFile {
+    pub directory: PathBuf,
+    /// It may be another lease than the router has.
+    pub is_stale: bool,
 }
 
 type Shared = State<Arc<Server>>;

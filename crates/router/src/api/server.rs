@@ -4,7 +4,7 @@ use super::feed::{Change, Feed, Side};
 use super::health::Probes;
 use super::link::Link;
 use super::plane::AddStatuses;
-use super::routes::{Asking, Server, closed_router, router};
+use super::routes::{Asking, LeaseFile, Server, closed_router, router};
 use super::scrape;
 use super::stream::Patient;
 use super::users::{Place, Users};
@@ -141,9 +141,10 @@ async fn serve(
     let history = History::new(parts.revision);
     tokio::spawn(keep_history(parts.link.clone(), history.clone(), changes));
     let (link, audit, lane, reads) = (parts.link, parts.audit, Mutex::new(()), Mutex::new(()));
-    let lease_dir = Arc::new(Mutex::new(parts.state_dir.clone()));
+    let lease_file = LeaseFile { directory: parts.state_dir.clone(), is_stale: false };
+    let lease_file = Arc::new(Mutex::new(lease_file));
     let probes = Probes::new(parts.run_dir, parts.state_dir);
-    let server = Arc::new(Server { link, history, audit, lane, reads, probes, host: parts.host, lease_dir });
+    let server = Arc::new(Server { link, history, audit, lane, reads, probes, host: parts.host, lease_file });
     if let Some(listener) = scraped {
         let server = server.clone();
         tokio::spawn(async move {

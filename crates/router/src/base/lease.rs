@@ -14,7 +14,7 @@ use std::path::Path;
 const FILE: &str = "cluster.lease";
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// Networks that are barred.
-const BARRED_COUNT_MAX: usize = 1024;
+const BARRED_COUNT_MAX: usize = 4096;
 
 /// The lease of a host whose blocks can be taken back.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -3,7 +3,7 @@
 //!
 //! Stopped at once means at the worker; that they are gone is stored after that, as often as it takes. So a store
 //! that does not answer keeps no address in use.
-use crate::api::plane::{ChangeLease, NoteCluster, ReadLease, ReplyTo, Serve};
+use crate::api::plane::{ChangeLease, NoteCluster, ReadLease, ReadWholeLease, ReplyTo, Serve};
 use crate::audit::Entry;
 use crate::base::lease::{Lease, LeaseStatus};
 use crate::base::log::{info, warning};
@@ -120,6 +120,12 @@ impl Control {
 impl Serve<ReadLease> for Control {
     fn serve(&mut self, ReadLease {}: ReadLease, reply: ReplyTo<LeaseStatus>) {
         reply.give(self.leasing.status());
+    }
+}
+
+impl Serve<ReadWholeLease> for Control {
+    fn serve(&mut self, ReadWholeLease {}: ReadWholeLease, reply: ReplyTo<Option<Lease>>) {
+        reply.give(self.leasing.lease.clone());
     }
 }
 
