@@ -13,7 +13,7 @@ PROGRAMS := freeflow freeflow-router
 export CARGO_TARGET_DIR := $(TARGET_DIR)
 export FREEFLOW_DIST := $(DIST)
 
-.PHONY: all build programs library headers demo demo-cluster test test-full test-interop test-sanitizers bench fmt lint deps clean help
+.PHONY: all build programs library headers demo demo-cluster test test-full test-interop test-images test-sanitizers bench fmt lint deps clean help
 .DEFAULT_GOAL := all
 
 all: build ## build dist/bin, dist/lib and dist/include
@@ -54,6 +54,9 @@ test-full: ## the same with longer runs of what is random
 test-interop: build ## compare with a real kernel's Soft-RoCE, in an emulated guest
 	/usr/bin/python3 -m pytest -v tests/interop/test_recording.py
 	/usr/bin/python3 -m pytest -v --full tests/interop/test_external.py
+
+test-images: build ## containers with root file systems of several Linux releases; downloads these
+	/usr/bin/python3 -m pytest -v tests/images
 
 test-sanitizers: build ## libibverbs and the C test programs under AddressSanitizer
 	scripts/test-stages sanitizers

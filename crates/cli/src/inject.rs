@@ -15,6 +15,7 @@ use crate::sys;
 use crate::tools::{LIBRARIES, LIBRARY};
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Stat, StatxFlags, fstat, mkdirat, openat, openat2, statx,
+    symlinkat,
 };
 use rustix::io::Errno;
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
@@ -28,6 +29,8 @@ use std::path::{Path, PathBuf};
 pub const VNIC_DIRECTORY: &str = "run/freeflow";
 /// Libraries in different places of one image that get replaced; more than a distribution ever has.
 const LIBRARY_COUNT_MAX: usize = 8;
+const C_LIBRARY: &str = "libc.so.6";
+const C_LIBRARY_PARTS: [&str; 2] = ["libpthread.so.0", "libdl.so.2"];
 
 #[cfg(target_arch = "x86_64")]
 mod architecture {
@@ -205,7 +208,31 @@ impl Root {
                 }
             }
         }
+        self.complete_c_library(sources);
         Ok(())
+    }
+
+    /// The drop-ins name the parts that glibc had before 2.34, as every program built for an older one does. Each newer
+    /// glibc brings empty files of these names, but an image made of the files that `ldd` lists lacks them. There each
+    /// name becomes a link to the C library, which the loader takes for the library that it has already. An image that
+    /// can't be written to starts without them.
+    fn complete_c_library(&self, sources: &Sources) {
+        for name in C_LIBRARY_PARTS {
+            if self.library_directories().iter().any(|directory| self.has(directory.join(name))) {
+                continue;
+            }
+            let with_c_library = self.default_directories().into_iter().find(|path| self.has(path.join(C_LIBRARY)));
+            if let Some(directory) = with_c_library
+                && let Ok(directory) = self.resolve(directory, OFlags::DIRECTORY)
+                && self.is_own(&directory, sources)
+            {
+                let _ = symlinkat(C_LIBRARY, &directory, name);
+            }
+        }
+    }
+
+    fn has(&self, path: impl AsRef<Path>) -> bool {
+        self.resolve(path, OFlags::empty()).is_ok()
     }
 
     /// The number of places.
@@ -257,10 +284,14 @@ impl Root {
         Ok(())
     }
 
-    /// Whether the drop-in, which needs glibc, can run in this file system.
+    /// Whether the drop-in, which needs glibc, can run in this file system. Packages of musl's distributions give
+    /// glibc's loader a name there (gcompat), but no C library.
     pub fn check_c_library(&self) -> Result<()> {
-        let has = |path| self.resolve(path, OFlags::empty()).is_ok();
-        if !has(architecture::LOADER) && has(architecture::MUSL_LOADER) {
+        if !self.has(architecture::MUSL_LOADER) {
+            return Ok(());
+        }
+        let has_c_library = self.library_directories().iter().any(|directory| self.has(directory.join(C_LIBRARY)));
+        if !self.has(architecture::LOADER) || !has_c_library {
             return Err(Failure::new(
                 "this image is built on musl, and FreeFlow's verbs library needs glibc; use a Debian, Ubuntu, Fedora \
                  or similar image",

@@ -4,12 +4,16 @@
 //!
 //! FREEFLOW_LIB names the file. Without it these tests pass unrun, unless FREEFLOW_REQUIRE_LIB=1, as in `make test`.
 use core::ffi::{CStr, c_char, c_int, c_void};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::CString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 const LIST: &str = include_str!("../symbols.txt");
+/// Functions of glibc that the libraries call, with the versions that they ask for.
+const GLIBC: &str = include_str!("../../../scripts/glibc/symbols.txt");
+/// The oldest glibc that the libraries load with.
+const GLIBC_MOST: [u32; 3] = [2, 17, 0];
 
 /// Symbols that NCCL needs at IBVERBS_1.1; without any one of them it turns InfiniBand off.
 const NCCL_NEEDS: [&str; 22] = [
@@ -139,6 +143,63 @@ fn exports_exactly_the_list() {
     assert!(missing.is_empty() && extra.is_empty(), "missing {missing:#?}\nnot in the list {extra:#?}");
 }
 
+/// The numbers of a version like `GLIBC_2.17` or `GLIBC_2.2.5`; `None` for other names.
+fn glibc_version(name: &str) -> Option<[u32; 3]> {
+    let mut numbers = name.strip_prefix("GLIBC_")?.split('.').map(|number| number.parse().unwrap_or(u32::MAX));
+    Some([numbers.next()?, numbers.next()?, numbers.next().unwrap_or(0)])
+}
+
+#[test]
+fn no_library_wants_a_newer_glibc_than_2_17() {
+    let Some(library) = library() else { return };
+    let directory = library.parent().unwrap();
+    for name in ["libibverbs.so.1", "librdmacm.so.1", "rsocket/librspreload.so"] {
+        let file = directory.join(name);
+        let output = Command::new("readelf").args(["--version-info", "--wide"]).arg(&file).output().unwrap();
+        assert!(output.status.success(), "{}", text(&output));
+        let stdout = String::from_utf8(output.stdout).unwrap();
+        let wanted: BTreeSet<&str> = stdout.split_whitespace().filter(|word| word.starts_with("GLIBC_")).collect();
+        assert!(wanted.contains("GLIBC_2.2.5"), "{name}: {wanted:?}");
+        // A name without numbers (GLIBC_PRIVATE, GLIBC_ABI_DT_RELR) is none of 2.17 either.
+        let newer: Vec<_> = wanted.iter().filter(|name| glibc_version(name).is_none_or(|it| it > GLIBC_MOST)).collect();
+        assert!(newer.is_empty(), "{name} wants {newer:?}");
+    }
+}
+
+/// The list that the libraries are linked against, by this machine's glibc, which keeps all older versions.
+#[test]
+fn the_list_of_glibc_has_the_versions_of_2_17() {
+    let files = ["libc.so.6", "ld-linux-x86-64.so.2"].map(|name| format!("{SYSTEM_LIBRARIES}/{name}"));
+    if !files.iter().all(|file| Path::new(file).exists()) {
+        assert!(!required(), "{files:?} are missing");
+        return;
+    }
+    let output = Command::new("readelf").args(["--dyn-syms", "--wide"]).args(&files).output().unwrap();
+    let stdout = String::from_utf8(output.stdout).unwrap();
+    let mut newest = BTreeMap::new();
+    for words in stdout.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()) {
+        let Some((name, version)) = words.get(7).and_then(|word| word.split_once('@')) else { continue };
+        let Some(version) = glibc_version(version.trim_start_matches('@')) else { continue };
+        if words[6] != "UND" && version <= GLIBC_MOST {
+            let known = newest.entry(name).or_insert(version);
+            *known = version.max(*known);
+        }
+    }
+    let mut version = None;
+    let mut count = 0;
+    for line in GLIBC.lines().filter(|line| !line.starts_with('#')) {
+        if !line.starts_with('\t') {
+            version = glibc_version(line.split_whitespace().nth(1).unwrap());
+            continue;
+        }
+        for name in line.split_whitespace() {
+            assert_eq!(newest.get(name).copied(), version, "{name}");
+            count += 1;
+        }
+    }
+    assert!(count > 100, "{count} names");
+}
+
 /// The list itself, as facts of rdma-core: sizes of its nodes.
 #[test]
 fn the_list_has_the_nodes_of_rdma_core() {
@@ -150,6 +211,9 @@ fn the_list_has_the_nodes_of_rdma_core() {
     }
     for (minor, names) in [(15, 3), (16, 2), (17, 3), (18, 11)] {
         assert_eq!(count(&format!("@@IBVERBS_1.{minor}")), names, "1.{minor}");
+    }
+    for (number, names) in [(17, 54), (18, 61), (19, 64), (20, 66), (21, 66), (22, 67), (25, 71), (33, 70)] {
+        assert_eq!(count(&format!("@IBVERBS_PRIVATE_{number}")), names, "PRIVATE_{number}");
     }
     for (number, names) in [(34, 74), (57, 73), (59, 78), (64, 82), (65, 92)] {
         assert_eq!(count(&format!("@IBVERBS_PRIVATE_{number}")), names, "PRIVATE_{number}");
@@ -202,7 +266,7 @@ fn the_names_of_2006_refuse_and_the_real_ones_are_others() {
 fn private_names_refuse_in_every_node() {
     let Some(library) = library() else { return };
     let loaded = Loaded::open(&library);
-    for number in [34, 57, 59, 64, 65] {
+    for number in [17, 18, 19, 20, 21, 22, 25, 33, 34, 57, 59, 64, 65] {
         let node = format!("IBVERBS_PRIVATE_{number}");
         let register = loaded.find(&format!("verbs_register_driver_{number}"), &node);
         // SAFETY: the registration ignores its argument.
@@ -212,6 +276,15 @@ fn private_names_refuse_in_every_node() {
         // SAFETY: the stub ignores its arguments.
         let command = unsafe { core::mem::transmute::<*mut c_void, extern "C" fn(*mut c_void) -> c_int>(command) };
         assert_eq!(command(core::ptr::null_mut()), libc::EOPNOTSUPP);
+        if number < 20 {
+            continue; // the names below are younger
+        }
+        let flag = loaded.find("verbs_allow_disassociate_destroy", &node).cast::<u8>();
+        // SAFETY: the flag is one byte of the library's data.
+        assert_eq!(unsafe { flag.read() }, 0);
+        if number < 34 {
+            continue;
+        }
         let opcode = loaded.find("ibv_wr_opcode_str", &node);
         // SAFETY: the function has this signature and returns a static string.
         let opcode = unsafe {
@@ -219,9 +292,6 @@ fn private_names_refuse_in_every_node() {
             CStr::from_ptr(name(2))
         };
         assert_eq!(opcode, c"send");
-        let flag = loaded.find("verbs_allow_disassociate_destroy", &node).cast::<u8>();
-        // SAFETY: the flag is one byte of the library's data.
-        assert_eq!(unsafe { flag.read() }, 0);
     }
 }
 

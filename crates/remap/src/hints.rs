@@ -195,8 +195,12 @@ fn write_at_once(descriptor: i32, kind: libc::mode_t, text: &[u8]) {
     if [libc::S_IFIFO, libc::S_IFSOCK].contains(&kind) {
         // Others may fill it since.
         let piece = libc::iovec { iov_base: text.as_ptr().cast_mut().cast(), iov_len: text.len() };
+        // The system call, as the oldest glibc that loads this library has no function for it. Its offset is two words
+        // long; -1 is the descriptor's own.
+        let (count, offset, high, flags) = (1_usize, -1_i64, 0_i64, libc::RWF_NOWAIT);
+        let call = libc::SYS_pwritev2;
         // SAFETY: one piece of ours, which is only read. SIGPIPE is blocked in this thread.
-        let written = unsafe { libc::pwritev2(descriptor, &raw const piece, 1, -1, libc::RWF_NOWAIT) };
+        let written = unsafe { libc::syscall(call, descriptor, &raw const piece, count, offset, high, flags) };
         let has_no_way = written < 0 && std::io::Error::last_os_error().raw_os_error() == Some(libc::EOPNOTSUPP);
         if !has_no_way {
             return;

@@ -27,6 +27,8 @@ mod forks;
 mod many;
 #[cfg_attr(test, allow(dead_code))]
 mod names;
+#[cfg_attr(test, allow(dead_code))]
+mod older;
 #[cfg(not(test))]
 mod options;
 #[cfg(not(test))]

@@ -4,6 +4,7 @@ use libc::{
     FILE, c_int, c_uint, c_ulong, c_void, epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t, off_t, pollfd, sigset_t,
     size_t, sockaddr, socklen_t, ssize_t, timespec, timeval,
 };
+use std::ffi::CStr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 macro_rules! next {
@@ -19,7 +20,7 @@ macro_rules! next {
                 // Relaxed: an address of code, the same whoever looks it up.
                 let mut found = FOUND.load(Ordering::Relaxed);
                 if found.is_null() {
-                    found = look_up(concat!(stringify!($name), "\0"));
+                    found = look_up(const { name_of(concat!(stringify!($name), "\0")) });
                     FOUND.store(found, Ordering::Relaxed);
                 }
                 // SAFETY: the C library's function of this name has this type; the arguments are
@@ -33,15 +34,28 @@ macro_rules! next {
     };
 }
 
-#[cold]
-fn look_up(name: &'static str) -> *mut c_void {
-    // SAFETY: a string that ends in zero.
-    let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr().cast()) };
-    if found.is_null() {
-        // Every libc that this is built for has them all: without one the process can't go on.
-        std::process::abort();
+const fn name_of(text: &'static str) -> &'static CStr {
+    match CStr::from_bytes_with_nul(text.as_bytes()) {
+        Ok(name) => name,
+        Err(_) => panic!("a name with a zero in it"),
     }
-    found
+}
+
+#[cold]
+fn look_up(name: &'static CStr) -> *mut c_void {
+    // SAFETY: a string that ends in zero.
+    let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+    if !found.is_null() {
+        return found;
+    }
+    // A program may look these up in any glibc, and this library has them: of 2.28 and 2.34.
+    match name.to_bytes() {
+        b"fcntl64" => look_up(c"fcntl"),
+        b"close_range" => crate::older::close_range as *mut c_void,
+        b"closefrom" => crate::older::closefrom as *mut c_void,
+        // glibc 2.17 has all others: without one the process can't go on.
+        _ => std::process::abort(),
+    }
 }
 
 next! {
