@@ -27,6 +27,7 @@ programs:
 	@for program in $(PROGRAMS); do \
 	    scripts/install-program $(TARGET_DIR)/$(HOST)/release/$$program $(DIST)/bin || exit 1; \
 	done
+	@ln -sf freeflow $(DIST)/bin/freeflow-runtime
 
 library:
 	scripts/link-ibverbs $(DIST)/lib
