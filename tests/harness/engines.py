@@ -1,7 +1,7 @@
 """Docker and containerd of an unpacked folder (scripts/install-engines), beside whatever else runs on the machine.
 
 Everything is their own: folders, sockets, cgroups, and a mount namespace in which /etc/cdi is the host's of the test and
-/run/containerd is empty. What runs there is ended by its id.
+/run is empty. What runs there is ended by its id.
 """
 
 import contextlib
@@ -73,8 +73,8 @@ class Containerd:
 
     def begin(self):
         # A process that keeps the mount namespace.
-        script = ("mkdir -p /etc/cdi /run/containerd && mount --bind \"$1\" /etc/cdi && mount -t tmpfs none /run/containerd"
-                  " && echo ready && exec sleep infinity")
+        script = ("mkdir -p /etc/cdi && mount --bind \"$1\" /etc/cdi && mount -t tmpfs none /run && echo ready"
+                  " && exec sleep infinity")
         words = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh", self.cdi]
         self.keeper = self.start(words)
         self.keeper.wait_for_output("ready")
