@@ -13,7 +13,7 @@ PROGRAMS := freeflow freeflow-router
 export CARGO_TARGET_DIR := $(TARGET_DIR)
 export FREEFLOW_DIST := $(DIST)
 
-.PHONY: all build programs library headers demo demo-cluster test test-full test-interop test-images test-sanitizers bench fmt lint deps clean help
+.PHONY: all build programs library headers demo demo-cluster test test-full test-interop test-images test-engines test-sanitizers bench fmt lint deps clean help
 .DEFAULT_GOAL := all
 
 all: build ## build dist/bin, dist/lib and dist/include
@@ -27,6 +27,7 @@ programs:
 	@for program in $(PROGRAMS); do \
 	    scripts/install-program $(TARGET_DIR)/$(HOST)/release/$$program $(DIST)/bin || exit 1; \
 	done
+	@ln -sf freeflow $(DIST)/bin/freeflow-runtime
 
 library:
 	scripts/link-ibverbs $(DIST)/lib
@@ -60,6 +61,9 @@ test-images: build ## containers with root file systems of several Linux release
 
 test-sanitizers: build ## libibverbs and the C test programs under AddressSanitizer
 	scripts/test-stages sanitizers
+
+test-engines: build ## Docker 20.10 and 26.1, containerd 1.6 and 1.7, which it fetches once
+	scripts/test-stages engines
 
 bench: build ## latency, bandwidth and CPU beside this machine's own limits
 	scripts/bench

@@ -2,6 +2,7 @@
 
 use crate::arguments_control::{AllHosts, Apply, Cluster, Delete, Describe, Diff, Get, HostAction, MoveVnic, Top};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -131,6 +132,8 @@ pub enum Command {
         #[command(flatten)]
         output: Output,
     },
+    /// Start containers with a vNIC for an engine without CDI: an OCI runtime in front of runc or crun
+    Runtime(Runtime),
     /// Show the version
     Version,
     /// The container runtimes' side of the CDI device
@@ -660,6 +663,27 @@ pub struct Output {
 pub enum Format {
     Table,
     Json,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Engines call it freeflow-runtime, a link to freeflow. Without --network and --vnic an annotation \
+                        of the container decides, freeflow.io/network or freeflow.io/vnic, and else it is the \
+                        network default. The settings name the real runtime and who may choose which network."
+)]
+pub struct Runtime {
+    /// The network of all containers of this runtime
+    #[arg(long, value_name = "NETWORK")]
+    pub network: Option<String>,
+    /// The declared vNIC of the one container of this runtime
+    #[arg(long, value_name = "VNIC", conflicts_with = "network")]
+    pub vnic: Option<String>,
+    /// The settings [default: /etc/freeflow/runtime.json, if it is there]
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// The runtime's own command line
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "RUNC")]
+    pub words: Vec<OsString>,
 }
 
 #[derive(Debug, Args)]

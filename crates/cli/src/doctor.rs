@@ -1,5 +1,7 @@
 //! `freeflow doctor`: what is missing on this machine, and how to mend it.
 
+mod engines;
+
 use crate::admin::{Admin, Presence};
 use crate::arguments::Format;
 use crate::failure::{Failure, Result, fail};
@@ -63,7 +65,11 @@ pub fn doctor(run_dir: &RunDir, format: Format) -> Result<()> {
         checks.extend([device(run_dir), firewall()]);
         checks.extend(cluster(run_dir));
     }
+    if !root {
+        checks.extend(engines::inside());
+    }
     checks.push(podman());
+    checks.extend(engines::installed());
     checks.push(test_programs());
     let missing = checks.iter().filter(|check| check.verdict == Verdict::Missing).count();
     match format {

@@ -95,7 +95,7 @@ pub fn create_runtime(run_dir: &RunDir, wanted: Wanted<'_>) -> Result<()> {
     let mut admin = Admin::connect(run_dir)?;
     let vnic = match wanted {
         Wanted::Network(network) => {
-            check_drained(run_dir, network).and_then(|()| attach(&mut admin, network, &state, process))?
+            check_drained(run_dir, network).and_then(|()| attach(run_dir, &mut admin, network, &state, process))?
         }
         Wanted::Vnic(name) => hold(run_dir, &mut admin, name, &state, process)?,
     };
@@ -124,9 +124,29 @@ fn short_name(state: &State) -> String {
     state.id.chars().take(12).collect()
 }
 
-fn attach(admin: &mut Admin, network: &str, state: &State, process: Process) -> Result<VnicStatus> {
+/// Makes room for a container that is started again under its id, after an engine that died before it ran `poststop`.
+fn settle_former(run_dir: &RunDir, admin: &mut Admin, state: &State) -> Result<()> {
+    if !run_dir.path().join("vnics").join(&state.id).exists() {
+        return Ok(());
+    }
+    let Some(former) = admin.vnics()?.into_iter().find(|vnic| vnic.id == state.id) else { return Ok(()) };
+    match process_of(&former) {
+        Some(process) if process.is_alive() => {
+            fail!("the container has a vNIC in the network {} already: it can have one device", former.network)
+        }
+        Some(_) => {
+            ports::unplug(run_dir, &former.id);
+            admin.detach(&former.id)
+        }
+        // Not a container's; attaching says so.
+        None => Ok(()),
+    }
+}
+
+fn attach(run_dir: &RunDir, admin: &mut Admin, network: &str, state: &State, process: Process) -> Result<VnicStatus> {
     // Names those there are, if there is no such network.
     admin.network(network)?;
+    settle_former(run_dir, admin, state)?;
     let labels = vec![
         ("engine".to_string(), "oci".to_string()),
         ("pid".to_string(), process.pid.to_string()),

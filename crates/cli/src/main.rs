@@ -43,6 +43,7 @@ mod qps;
 mod record;
 mod router;
 mod run;
+mod runtime;
 mod show;
 mod supervisor;
 mod sys;
@@ -62,7 +63,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let arguments = Arguments::parse_from(runtime::command_line(std::env::args_os()));
     match dispatch(arguments) {
         Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(EXIT_RUN_FAILED)),
         Err(failure) => {
@@ -78,8 +79,8 @@ fn dispatch(arguments: Arguments) -> Result<i32> {
         return result;
     }
     let needs_nothing = match &arguments.command {
-        Command::Doctor { .. } | Command::Version | Command::Peers(Peers::Key { .. }) => true,
-        Command::Move(_) | Command::Host(_) => true,
+        Command::Doctor { .. } | Command::Version | Command::Runtime(_) => true,
+        Command::Peers(Peers::Key { .. }) | Command::Move(_) | Command::Host(_) => true,
         Command::Ps { hosts, .. } => hosts.all_hosts,
         Command::Cluster(action) => !matches!(action, Cluster::Follow),
         _ => false,
@@ -126,6 +127,7 @@ fn dispatch(arguments: Arguments) -> Result<i32> {
         | Command::Top(_) => {
             unreachable!("these were dispatched before")
         }
+        Command::Runtime(arguments) => runtime::runtime(&run_dir, &arguments)?,
         Command::Hook(hook) => {
             let wanted = hook.vnic.as_deref().map_or(Wanted::Network(&hook.network), Wanted::Vnic);
             match hook.stage {

@@ -52,37 +52,60 @@ fn is_device_name(name: &str) -> bool {
     is_plain(name.chars().next()) && is_plain(name.chars().next_back())
 }
 
+/// A kind of device, and the hook's option for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A new vNIC in a network.
+    Network,
+    /// A declared vNIC.
+    Vnic,
+}
+
+impl Kind {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Network => KIND,
+            Self::Vnic => VNIC_KIND,
+        }
+    }
+
+    pub fn option(self) -> &'static str {
+        match self {
+            Self::Network => "--network",
+            Self::Vnic => "--vnic",
+        }
+    }
+}
+
 fn device_node() -> Value {
     json!({"path": format!("/dev/{VERBS_DEVICE}"), "hostPath": "/dev/null", "permissions": "rw"})
 }
 
-/// Of one kind; `option` is the hook's for it.
-fn specification(run_dir: &RunDir, program: &Path, (kind, option): (&str, &str), names: &[String]) -> Value {
+/// A hook of a container, with the name of its stage. `program` is the `freeflow` command.
+fn hook(run_dir: &RunDir, program: &Path, (kind, name): (Kind, &str), stage: &str) -> Value {
     let mut environment = vec!["PATH=/usr/sbin:/usr/bin:/sbin:/bin".to_string()];
     if let Ok(directory) = std::env::var("FREEFLOW_LIBDIR") {
         environment.push(format!("FREEFLOW_LIBDIR={directory}"));
     }
-    let hook = |stage: &str, name: &str| {
-        json!({
-            "hookName": stage,
-            "path": program,
-            "args": ["freeflow", "--run-dir", run_dir.path(), "hook", option, name, stage],
-            "env": environment,
-        })
-    };
-    let devices: Vec<Value> = names
-        .iter()
-        .map(|name| {
-            json!({
-                "name": name,
-                "containerEdits": {
-                    "deviceNodes": [device_node()],
-                    "hooks": [hook("createRuntime", name), hook("poststop", name)],
-                },
-            })
-        })
-        .collect();
-    json!({"cdiVersion": "0.5.0", "kind": kind, "devices": devices})
+    json!({
+        "hookName": stage,
+        "path": program,
+        "args": ["freeflow", "--run-dir", run_dir.path(), "hook", kind.option(), name, stage],
+        "env": environment,
+    })
+}
+
+/// Changes of a container's configuration that give it a vNIC, in CDI's form (`containerEdits`).
+pub fn container_edits(run_dir: &RunDir, program: &Path, device: (Kind, &str)) -> Value {
+    let hooks = ["createRuntime", "poststop"].map(|stage| hook(run_dir, program, device, stage));
+    json!({"deviceNodes": [device_node()], "hooks": hooks})
+}
+
+fn specification(run_dir: &RunDir, program: &Path, kind: Kind, names: &[String]) -> Value {
+    let device =
+        |name: &String| json!({"name": name, "containerEdits": container_edits(run_dir, program, (kind, name))});
+    let devices: Vec<Value> = names.iter().map(device).collect();
+    json!({"cdiVersion": "0.5.0", "kind": kind.name(), "devices": devices})
 }
 
 /// Writes the files where asked, or for the default run directory where engines look for them;
@@ -95,8 +118,8 @@ pub fn write(run_dir: &RunDir, program: &Path, asked: Option<&Path>, devices: &D
     let text = |kind, names: &[String]| {
         serde_json::to_vec_pretty(&specification(run_dir, program, kind, names)).expect("it is encodable")
     };
-    let networks = text((KIND, "--network"), &devices.networks);
-    let vnics = text((VNIC_KIND, "--vnic"), &devices.vnics);
+    let networks = text(Kind::Network, &devices.networks);
+    let vnics = text(Kind::Vnic, &devices.vnics);
     let put = |path: &Path, text: &[u8]| -> std::io::Result<()> {
         if fs::read(path).ok().as_deref() != Some(text) {
             write_atomically(path, text, 0o644)?;
@@ -144,7 +167,7 @@ mod tests {
     #[test]
     fn the_file_names_the_network_and_gives_hooks_a_clean_environment() {
         let run_dir = RunDir::new(Path::new("/run/freeflow")).unwrap();
-        let value = specification(&run_dir, Path::new("/opt/bin/freeflow"), (KIND, "--network"), &["default".into()]);
+        let value = specification(&run_dir, Path::new("/opt/bin/freeflow"), Kind::Network, &["default".into()]);
         assert_eq!(value["cdiVersion"], "0.5.0");
         assert_eq!(value["kind"], "freeflow.io/net");
         let edits = &value["devices"][0]["containerEdits"];

@@ -1,0 +1,174 @@
+//! `freeflow runtime`: an OCI runtime for engines without CDI (Docker before 25, containerd before 1.7).
+//!
+//! On `create` and `run` it changes the bundle's `config.json` as the CDI device would, so that the same hook makes
+//! the vNIC; then it becomes the real runtime (runc, or crun), by the same command line. It leaves no process and has
+//! no part in a container's life after that: the hook `poststop` stands in the real runtime's state.
+//!
+//! It is no container runtime of its own, and refuses a start that it doesn't understand rather than start a container
+//! without its vNIC.
+
+mod bundle;
+mod policy;
+mod words;
+
+use crate::arguments::Runtime;
+use crate::failure::{Context, Failure, Result, fail};
+use crate::{sys, tools};
+use bundle::Bundle;
+use freeflow_hostnet::cdi::{Kind, container_edits};
+use freeflow_hostnet::programs::is_executable;
+use freeflow_hostnet::run_dir::RunDir;
+use policy::{Device, SETTINGS, Settings};
+use rustix::fs::{Mode, OFlags};
+use serde::Deserialize;
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use words::{Action, Call, Log};
+
+/// Name by which the program is this command.
+pub const PROGRAM: &str = "freeflow-runtime";
+const RUNTIMES: [&str; 2] = ["runc", "crun"];
+const DIRECTORIES: [&str; 4] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin"];
+
+/// The command line, where the program was called by the name of its runtime: as `freeflow runtime`.
+pub fn command_line(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut words: Vec<OsString> = words.collect();
+    let name = words.first().and_then(|word| Path::new(word).file_name());
+    if name == Some(OsStr::new(PROGRAM)) {
+        words.splice(0..1, ["freeflow".into(), "runtime".into()]);
+    }
+    words
+}
+
+/// Comes back only with a failure, which the engine reads in the runtime's log.
+pub fn runtime(run_dir: &RunDir, arguments: &Runtime) -> Result<()> {
+    let call = words::read(&arguments.words)?;
+    let log = call.log.clone();
+    become_runtime(run_dir, arguments, &call).inspect_err(|failure| {
+        if let Some(log) = log {
+            note(&log, failure);
+        }
+    })
+}
+
+fn become_runtime(run_dir: &RunDir, arguments: &Runtime, call: &Call) -> Result<()> {
+    let settings = Settings::read(arguments.config.as_deref())?;
+    let program = real_runtime(&settings)?;
+    match &call.action {
+        Action::Pass => {}
+        Action::Start { bundle } => prepare(run_dir, arguments, &settings, bundle)?,
+        Action::Checkpoint { id } => refuse_checkpoint(&program, call, id)?,
+        Action::Restore => fail!(
+            "containers of this runtime have a vNIC, and a restored one would not: its queue pairs are the router's"
+        ),
+    }
+    let error = Command::new(&program).args(&arguments.words).exec();
+    Err(Failure::new(format!("can't run {}: {error}", program.display())))
+}
+
+fn real_runtime(settings: &Settings) -> Result<PathBuf> {
+    let own = std::fs::canonicalize(tools::own_path()?).context("this program")?;
+    if let Some(path) = &settings.runtime {
+        if !is_executable(path) {
+            fail!("{} is no program: see runtime in {SETTINGS}", path.display());
+        }
+        // It would become itself for ever.
+        if std::fs::canonicalize(path).context(path.display())? == own {
+            fail!("{} is FreeFlow's own: name the real one as runtime in {SETTINGS}", path.display());
+        }
+        return Ok(path.clone());
+    }
+    let candidates = RUNTIMES.iter().flat_map(|name| DIRECTORIES.iter().map(move |place| Path::new(place).join(name)));
+    let is_other = |path: &PathBuf| is_executable(path) && std::fs::canonicalize(path).is_ok_and(|path| path != own);
+    candidates.into_iter().find(is_other).ok_or_else(|| {
+        Failure::new(format!(
+            "no runc and no crun in {}: install one, or name it in {SETTINGS}",
+            DIRECTORIES.join(", ")
+        ))
+    })
+}
+
+fn given(arguments: &Runtime) -> Option<Device> {
+    let network = arguments.network.as_ref().map(|name| Device::new(Kind::Network, name));
+    network.or_else(|| arguments.vnic.as_ref().map(|name| Device::new(Kind::Vnic, name)))
+}
+
+/// Gives the bundle its vNIC.
+fn prepare(run_dir: &RunDir, arguments: &Runtime, settings: &Settings, path: &Path) -> Result<()> {
+    let mut bundle = Bundle::open(path)?;
+    let (given, injected) = (given(arguments), bundle::device_of(&bundle.configuration));
+    if let (Some(given), Some(injected)) = (&given, &injected)
+        && given != injected
+    {
+        fail!("this runtime gives containers {given}, and a CDI device of this one {injected}: it has one vNIC");
+    }
+    let is_injected = injected.is_some();
+    let absolute = std::path::absolute(bundle.path()).context(path.display())?;
+    let Some(device) = policy::device(settings, injected.or(given), &bundle.configuration, &absolute)? else {
+        return Ok(());
+    };
+    if is_injected {
+        return Ok(());
+    }
+    if !sys::is_privileged() {
+        fail!("a vNIC needs the host's root, for its interface: this engine runs without (rootless)");
+    }
+    let edits = container_edits(run_dir, &tools::own_path()?, (device.kind, &device.name));
+    bundle::apply(&mut bundle.configuration, &edits)?;
+    bundle.write()
+}
+
+/// A container's state, as a runtime prints it.
+#[derive(Debug, Deserialize)]
+struct State {
+    bundle: PathBuf,
+}
+
+/// Refuses for a container with a vNIC. One that the runtime doesn't know is the runtime's to refuse.
+fn refuse_checkpoint(program: &Path, call: &Call, id: &OsStr) -> Result<()> {
+    let mut command = Command::new(program);
+    if let Some(root) = &call.root {
+        command.arg("--root").arg(root);
+    }
+    let output = command.arg("state").arg(id).stdin(Stdio::null()).stderr(Stdio::null()).output();
+    let output = output.context(program.display())?;
+    if !output.status.success() {
+        return Ok(());
+    }
+    let state: State = serde_json::from_slice(&output.stdout).context("the container's state")?;
+    match bundle::device_of(&Bundle::open(&state.bundle)?.configuration) {
+        Some(_) => fail!("the container has a vNIC, whose queue pairs are the router's: it can't be checkpointed"),
+        None => Ok(()),
+    }
+}
+
+/// Writes a failure where engines look for the runtime's last error.
+fn note(log: &Log, failure: &Failure) {
+    let line = match log.is_json {
+        true => serde_json::json!({"level": "error", "msg": failure.to_string()}).to_string(),
+        false => format!("level=error msg={:?}", failure.to_string()),
+    };
+    let flags =
+        OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    // The same text goes to standard error.
+    if let Ok(file) = rustix::fs::open(&log.path, flags, Mode::from(0o644)) {
+        let _ = writeln!(File::from(file), "{line}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_of_the_program_chooses_the_command() {
+        let line = |text: &str| command_line(text.split(' ').map(OsString::from));
+        assert_eq!(line("/usr/bin/freeflow-runtime --root /r list"), ["freeflow", "runtime", "--root", "/r", "list"]);
+        assert_eq!(line("/usr/bin/freeflow ps"), ["/usr/bin/freeflow", "ps"]);
+        assert!(command_line(std::iter::empty()).is_empty());
+    }
+}

@@ -1,0 +1,290 @@
+//! The vNIC of a container that `freeflow runtime` starts, and who may choose it.
+//!
+//! Invariant: an image chooses no network and no vNIC, as with CDI. The arguments of the runtime are the engine's
+//! configuration. An annotation is the caller's in Docker and containerd; podman and CRI-O copy an image's. A
+//! container's environment is the caller's or the image's, and the two can't be distinguished: the host's
+//! administrator has to list the names that it may give.
+
+use crate::failure::{Context, Result, fail};
+use crate::record::check_name;
+use freeflow_hostnet::bridges::DEFAULT_NETWORK;
+use freeflow_hostnet::cdi::Kind;
+use rustix::fs::{FileType, Mode, OFlags, fstat};
+use serde::Deserialize;
+use serde_json::Value;
+use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+/// The host's settings of the runtime.
+pub const SETTINGS: &str = "/etc/freeflow/runtime.json";
+const SETTINGS_BYTES_MAX: u64 = 64 << 10;
+const NETWORK_ANNOTATION: &str = "freeflow.io/network";
+const VNIC_ANNOTATION: &str = "freeflow.io/vnic";
+const NETWORK_VARIABLE: &str = "FREEFLOW_NETWORK";
+const VNIC_VARIABLE: &str = "FREEFLOW_VNIC";
+/// Kubernetes' engines say by these that a container is a pod's first, which runs no program of anybody's.
+const SANDBOX_ANNOTATIONS: [&str; 2] = ["io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType"];
+/// A bundle's folder of the engines that copy an image's annotations (podman, buildah, CRI-O).
+const STORAGE_BUNDLE: &str = "userdata";
+
+/// Names that a source may give; `*` is every one.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Names {
+    networks: Vec<String>,
+    vnics: Vec<String>,
+}
+
+impl Names {
+    fn all() -> Self {
+        Self { networks: vec!["*".into()], vnics: vec!["*".into()] }
+    }
+
+    fn have(&self, device: &Device) -> bool {
+        let names = match device.kind {
+            Kind::Network => &self.networks,
+            Kind::Vnic => &self.vnics,
+        };
+        names.iter().any(|name| name == "*" || *name == device.name)
+    }
+}
+
+/// Content of the settings file.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Settings {
+    /// The runtime that starts containers.
+    pub runtime: Option<PathBuf>,
+    annotation: Names,
+    environment: Names,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { runtime: None, annotation: Names::all(), environment: Names::default() }
+    }
+}
+
+impl Settings {
+    /// Of a file that root alone can change; the defaults where there is no file at the usual place.
+    pub fn read(asked: Option<&Path>) -> Result<Self> {
+        let path = asked.unwrap_or(Path::new(SETTINGS));
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = match rustix::fs::open(path, flags, Mode::empty()) {
+            Err(rustix::io::Errno::NOENT) if asked.is_none() => return Ok(Self::default()),
+            opened => opened.context(path.display())?,
+        };
+        let status = fstat(&file).context(path.display())?;
+        if FileType::from_raw_mode(status.st_mode) != FileType::RegularFile {
+            fail!("{} is no file", path.display());
+        }
+        if status.st_uid != 0 || status.st_mode & 0o022 != 0 {
+            fail!("{} can be changed by others than root: chown root, chmod go-w", path.display());
+        }
+        let mut text = Vec::new();
+        File::from(file).take(SETTINGS_BYTES_MAX).read_to_end(&mut text).context(path.display())?;
+        let value: Value = serde_json::from_slice(&text).context(path.display())?;
+        // A list of values by their position is no setting that anybody would understand.
+        let is_object = |value: Option<&Value>| value.is_none_or(Value::is_object);
+        if !value.is_object() || ![value.get("annotation"), value.get("environment")].into_iter().all(is_object) {
+            fail!("{}: settings, annotation and environment have to be objects", path.display());
+        }
+        let settings: Self = serde_json::from_value(value).context(path.display())?;
+        if settings.runtime.as_ref().is_some_and(|runtime| !runtime.is_absolute()) {
+            fail!("{}: runtime has to be an absolute path", path.display());
+        }
+        Ok(settings)
+    }
+}
+
+/// A network or a vNIC, as a CDI device names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Device {
+    pub kind: Kind,
+    pub name: String,
+}
+
+impl Device {
+    pub fn new(kind: Kind, name: impl Into<String>) -> Self {
+        Self { kind, name: name.into() }
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind {
+            Kind::Network => write!(f, "the network {}", self.name),
+            Kind::Vnic => write!(f, "the vNIC {}", self.name),
+        }
+    }
+}
+
+/// Where a container's configuration names a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Source {
+    Annotation,
+    Environment,
+}
+
+/// Devices that a configuration names, with the name's place.
+fn named(configuration: &Value) -> Vec<(Source, &'static str, Device)> {
+    let mut all = Vec::new();
+    for (kind, annotation) in [(Kind::Network, NETWORK_ANNOTATION), (Kind::Vnic, VNIC_ANNOTATION)] {
+        if let Some(name) = configuration["annotations"][annotation].as_str() {
+            all.push((Source::Annotation, annotation, Device::new(kind, name)));
+        }
+    }
+    let environment = configuration["process"]["env"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    for (variable, name) in environment.filter_map(|word| word.split_once('=')) {
+        match variable {
+            NETWORK_VARIABLE => all.push((Source::Environment, NETWORK_VARIABLE, Device::new(Kind::Network, name))),
+            VNIC_VARIABLE => all.push((Source::Environment, VNIC_VARIABLE, Device::new(Kind::Vnic, name))),
+            _ => {}
+        }
+    }
+    all
+}
+
+fn is_sandbox(configuration: &Value) -> bool {
+    SANDBOX_ANNOTATIONS.iter().any(|annotation| configuration["annotations"][annotation] == "sandbox")
+}
+
+/// The device that a container gets. `None`: a pod's sandbox, which needs none.
+///
+/// `given` is the device that is decided already: by the runtime's arguments, or by a CDI device of the same container.
+///
+/// # Errors
+/// The configuration names another device, two, or one that its source may not give.
+pub fn device(
+    settings: &Settings,
+    given: Option<Device>,
+    configuration: &Value,
+    bundle: &Path,
+) -> Result<Option<Device>> {
+    if is_sandbox(configuration) {
+        return Ok(None);
+    }
+    let copies_annotations = bundle.file_name().is_some_and(|name| name == STORAGE_BUNDLE);
+    let mut chosen = given;
+    let is_given = chosen.is_some();
+    for (source, place, device) in named(configuration) {
+        check_name(&device.name)?;
+        if let Some(chosen) = &chosen {
+            if *chosen != device {
+                let why =
+                    if is_given { "the engine's configuration or a CDI device has decided" } else { "it has one vNIC" };
+                fail!("{place} names {device} for this container, and not {chosen}: {why}");
+            }
+            continue;
+        }
+        match source {
+            Source::Annotation if copies_annotations => fail!(
+                "{place} names {device}, which the image's author may have done: this engine copies an image's \
+                 annotations; use --device {}={}",
+                device.kind.name(),
+                device.name
+            ),
+            Source::Annotation if !settings.annotation.have(&device) => {
+                fail!("{place} names {device}, which annotations may not: see {SETTINGS}")
+            }
+            Source::Environment if !settings.environment.have(&device) => fail!(
+                "{place} names {device}, which the image's author may have done; use the annotation {}, a runtime of \
+                 that network, or list the name in {SETTINGS}",
+                if device.kind == Kind::Network { NETWORK_ANNOTATION } else { VNIC_ANNOTATION }
+            ),
+            _ => chosen = Some(device),
+        }
+    }
+    Ok(Some(chosen.unwrap_or_else(|| Device::new(Kind::Network, DEFAULT_NETWORK))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn network(name: &str) -> Device {
+        Device::new(Kind::Network, name)
+    }
+
+    fn of(settings: &str, given: Option<Device>, configuration: Value) -> Result<Option<Device>> {
+        device(&serde_json::from_str(settings).unwrap(), given, &configuration, Path::new("/run/engine/task/id"))
+    }
+
+    fn refusal(result: Result<Option<Device>>) -> String {
+        result.unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_caller_chooses_by_annotation_and_an_image_by_nothing() {
+        let annotated = json!({"annotations": {"freeflow.io/network": "red"}});
+        let environment = json!({"process": {"env": ["PATH=/bin", "FREEFLOW_NETWORK=red"]}});
+        assert_eq!(of("{}", None, annotated.clone()).unwrap(), Some(network("red")));
+        assert_eq!(of("{}", None, json!({})).unwrap(), Some(network("default")));
+        assert!(refusal(of("{}", None, environment.clone())).contains("the image's author"));
+        let lists = r#"{"environment": {"networks": ["red"]}, "annotation": {"networks": ["blue"]}}"#;
+        assert_eq!(of(lists, None, environment).unwrap(), Some(network("red")));
+        assert!(refusal(of(lists, None, annotated.clone())).contains("annotations may not"));
+        // podman copies an image's annotations into its bundle.
+        let podman = Path::new("/var/lib/containers/storage/overlay-containers/id/userdata");
+        let refused = device(&Settings::default(), None, &annotated, podman).unwrap_err().to_string();
+        assert!(refused.contains("--device freeflow.io/net=red"), "{refused}");
+        let vnic = json!({"annotations": {"freeflow.io/vnic": "database"}});
+        assert_eq!(of("{}", None, vnic).unwrap(), Some(Device::new(Kind::Vnic, "database")));
+    }
+
+    #[test]
+    fn arguments_and_cdi_decide_alone() {
+        let red = json!({"annotations": {"freeflow.io/network": "red"}});
+        assert_eq!(of("{}", Some(network("red")), red.clone()).unwrap(), Some(network("red")));
+        assert!(refusal(of("{}", Some(network("blue")), red)).contains("not the network blue"));
+        let environment = json!({"process": {"env": ["FREEFLOW_VNIC=boss"]}});
+        assert!(of("{}", Some(network("blue")), environment).is_err());
+    }
+
+    #[test]
+    fn two_names_and_bad_names_are_refused() {
+        let two = json!({"annotations": {"freeflow.io/network": "red", "freeflow.io/vnic": "boss"}});
+        assert!(refusal(of("{}", None, two)).contains("it has one vNIC"));
+        for bad in ["", "-x", "../red", "a b", "red\n"] {
+            assert!(of("{}", None, json!({"annotations": {"freeflow.io/network": bad}})).is_err(), "{bad:?}");
+        }
+        // Of another form than an engine's: nothing is named.
+        assert_eq!(of("{}", None, json!({"annotations": [], "process": 7})).unwrap(), Some(network("default")));
+    }
+
+    #[test]
+    fn a_sandbox_gets_none() {
+        let sandbox = json!({"annotations": {"io.kubernetes.cri.container-type": "sandbox"}});
+        assert_eq!(of("{}", None, sandbox.clone()).unwrap(), None);
+        assert_eq!(of("{}", Some(network("red")), sandbox).unwrap(), None);
+    }
+
+    #[test]
+    fn settings_are_strict_and_root_s() {
+        let directory = std::env::temp_dir().join(format!("freeflow-runtime-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&directory);
+        std::fs::create_dir_all(&directory).unwrap();
+        let path = directory.join("runtime.json");
+        let read = |text: &str, mode: u32| {
+            use std::os::unix::fs::PermissionsExt;
+            std::fs::write(&path, text).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            Settings::read(Some(&path))
+        };
+        if rustix::process::geteuid().is_root() {
+            let settings = read(r#"{"runtime": "/usr/bin/runc"}"#, 0o644).unwrap();
+            assert_eq!(settings.runtime, Some("/usr/bin/runc".into()));
+            assert_eq!(settings.annotation, Names::all());
+            for bad in ["", "[]", r#"{"runtimes": []}"#, r#"{"runtime": "runc"}"#, r#"{"environment": [["red"]]}"#] {
+                assert!(read(bad, 0o644).is_err(), "{bad}");
+            }
+        }
+        assert!(read("{}", 0o666).is_err());
+        assert!(Settings::read(Some(&directory)).is_err());
+        assert!(Settings::read(Some(&directory.join("none"))).is_err());
+        std::fs::remove_dir_all(&directory).unwrap();
+    }
+}
