@@ -192,6 +192,9 @@ pub struct Up {
     /// Where to put the CDI file [default: /etc/cdi, for the default run directory only]
     #[arg(long, value_name = "DIR")]
     pub cdi_dir: Option<PathBuf>,
+    /// Stay until the router ends, and stop it at SIGTERM: for containers and supervisors
+    #[arg(long)]
+    pub foreground: bool,
 }
 
 /// Value of `--metrics-listen`.

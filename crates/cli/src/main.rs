@@ -43,6 +43,7 @@ mod qps;
 mod record;
 mod router;
 mod run;
+mod service;
 mod show;
 mod supervisor;
 mod sys;
