@@ -8,6 +8,7 @@ import pytest
 
 import harness
 from harness import Host, Running, need, settings
+from harness.settings import DIST
 
 SECONDS = 60
 
@@ -84,3 +85,11 @@ def test_down_ends_it_in_order(own, supervisor):
     own.freeflow("down", "--force")
     need(process.wait(SECONDS) == 0 and "was taken down" in process.output(), process.output())
     own.up()
+
+
+def test_generated_files_are_of_the_commands(tmp_path):
+    harness.run([DIST / "bin" / "freeflow", "generate", tmp_path])
+    need({path.name for path in (tmp_path / "completions").iterdir()} == {"_freeflow", "freeflow.bash", "freeflow.fish"},
+         "other completions")
+    pages = {path.name for path in (tmp_path / "man").iterdir()}
+    need({"freeflow.1", "freeflow-up.1", "freeflow-lab-run.1"} <= pages and "freeflow-hook.1" not in pages, sorted(pages))

@@ -133,6 +133,9 @@ pub enum Command {
     /// The container runtimes' side of the CDI device
     #[command(hide = true)]
     Hook(Hook),
+    /// Write man pages and shell completions into a directory
+    #[command(hide = true)]
+    Generate { directory: PathBuf },
 }
 
 #[derive(Clone, Debug, Default, Args)]

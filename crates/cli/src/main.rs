@@ -21,6 +21,7 @@ mod exec;
 mod failure;
 mod follower;
 mod fork;
+mod generate;
 mod holders;
 mod hook;
 mod hosts_file;
@@ -79,7 +80,11 @@ fn dispatch(arguments: Arguments) -> Result<i32> {
         return result;
     }
     let needs_nothing = match &arguments.command {
-        Command::Doctor { .. } | Command::Version | Command::Peers(Peers::Key { .. }) | Command::Move(_) => true,
+        Command::Doctor { .. }
+        | Command::Version
+        | Command::Generate { .. }
+        | Command::Peers(Peers::Key { .. })
+        | Command::Move(_) => true,
         Command::Ps { hosts, .. } => hosts.all_hosts,
         Command::Cluster(action) => !matches!(action, Cluster::Follow),
         _ => false,
@@ -117,6 +122,7 @@ fn dispatch(arguments: Arguments) -> Result<i32> {
         Command::Move(arguments) => cluster::move_vnic(&run_dir, &arguments)?,
         Command::Doctor { output } => doctor::doctor(&run_dir, output.format)?,
         Command::Version => show::version(&run_dir),
+        Command::Generate { directory } => generate::generate(&directory)?,
         Command::Apply(_)
         | Command::Get(_)
         | Command::Describe(_)
