@@ -58,6 +58,7 @@ def test_owners_and_modes(made):
 def test_deb_is_installed(root, made):
     install(root, made, VERSION)
     need(root.run("freeflow", "--version").split() == ["freeflow", VERSION], "another version")
+    need(not root.file("/etc/systemd/system/multi-user.target.wants/freeflow.service").is_symlink(), "the unit is enabled")
     for group in ("freeflow-admin", "freeflow-viewer"):
         need(f"\n{group}:" in root.file("/etc/group").read_text(), f"no group {group}")
     need(root.file("/var/lib/freeflow").stat().st_mode & 0o7777 == 0o700, "others may read what is declared")
