@@ -7,13 +7,13 @@ TARGET_DIR := $(abspath $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target))
 DIST := $(abspath $(if $(FREEFLOW_DIST),$(FREEFLOW_DIST),dist))
 HOST := $(shell rustc -vV 2>/dev/null | sed -n 's/^host: //p')
 # The programs are static: one file works on any distribution, and as a hook in a container runtime's clean environment.
-# The flag holds for the target only, so that procedural macros still build.
-STATIC_FLAGS := CARGO_TARGET_$(shell echo '$(HOST)' | tr 'a-z-' 'A-Z_')_RUSTFLAGS="-C target-feature=+crt-static"
+# The flag holds for the target only, so that procedural macros still build. FREEFLOW_RUSTFLAGS is scripts/build-packages'.
+STATIC_FLAGS := CARGO_TARGET_$(shell echo '$(HOST)' | tr 'a-z-' 'A-Z_')_RUSTFLAGS="-C target-feature=+crt-static $(FREEFLOW_RUSTFLAGS)"
 PROGRAMS := freeflow freeflow-router
 export CARGO_TARGET_DIR := $(TARGET_DIR)
 export FREEFLOW_DIST := $(DIST)
 
-.PHONY: all build programs library headers demo demo-cluster test test-full test-interop test-images test-engines test-sanitizers bench fmt lint deps clean help
+.PHONY: all build programs library headers demo demo-cluster test test-full test-interop test-images test-engines test-sanitizers test-packages packages bench fmt lint deps clean help
 .DEFAULT_GOAL := all
 
 all: build ## build dist/bin, dist/lib and dist/include
@@ -64,6 +64,13 @@ test-sanitizers: build ## libibverbs and the C test programs under AddressSaniti
 
 test-engines: build ## Docker 20.10 and 26.1, containerd 1.6 and 1.7, which it fetches once
 	scripts/test-stages engines
+
+packages: ## Debian packages, rpms, a tarball and an OCI image, in dist/packages
+	scripts/build-packages
+
+test-packages: ## all of them installed and run; systemd in an emulated guest; two builds compared
+	scripts/install-deps packages
+	scripts/test-packages
 
 bench: build ## latency, bandwidth and CPU beside this machine's own limits
 	scripts/bench

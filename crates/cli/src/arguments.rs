@@ -139,6 +139,9 @@ pub enum Command {
     /// The container runtimes' side of the CDI device
     #[command(hide = true)]
     Hook(Hook),
+    /// Write man pages and shell completions into a directory
+    #[command(hide = true)]
+    Generate { directory: PathBuf },
 }
 
 #[derive(Clone, Debug, Default, Args)]
@@ -198,6 +201,9 @@ pub struct Up {
     /// Where to put the CDI file [default: /etc/cdi, for the default run directory only]
     #[arg(long, value_name = "DIR")]
     pub cdi_dir: Option<PathBuf>,
+    /// Stay until the router ends, and stop it at SIGTERM: for containers and supervisors
+    #[arg(long)]
+    pub foreground: bool,
 }
 
 /// Value of `--metrics-listen`.

@@ -21,6 +21,7 @@ mod exec;
 mod failure;
 mod follower;
 mod fork;
+mod generate;
 mod holders;
 mod hook;
 mod hosts_file;
@@ -44,6 +45,7 @@ mod record;
 mod router;
 mod run;
 mod runtime;
+mod service;
 mod show;
 mod supervisor;
 mod sys;
@@ -79,7 +81,7 @@ fn dispatch(arguments: Arguments) -> Result<i32> {
         return result;
     }
     let needs_nothing = match &arguments.command {
-        Command::Doctor { .. } | Command::Version | Command::Runtime(_) => true,
+        Command::Doctor { .. } | Command::Version | Command::Runtime(_) | Command::Generate { .. } => true,
         Command::Peers(Peers::Key { .. }) | Command::Move(_) | Command::Host(_) => true,
         Command::Ps { hosts, .. } => hosts.all_hosts,
         Command::Cluster(action) => !matches!(action, Cluster::Follow),
@@ -119,6 +121,7 @@ fn dispatch(arguments: Arguments) -> Result<i32> {
         Command::Move(arguments) => cluster::move_vnic(&run_dir, &arguments)?,
         Command::Doctor { output } => doctor::doctor(&run_dir, output.format)?,
         Command::Version => show::version(&run_dir),
+        Command::Generate { directory } => generate::generate(&directory)?,
         Command::Apply(_)
         | Command::Get(_)
         | Command::Describe(_)

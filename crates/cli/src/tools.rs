@@ -14,7 +14,12 @@ pub fn own_path() -> Result<PathBuf> {
     std::env::current_exe().map_err(|error| Failure::new(format!("can't find out where this program lies: {error}")))
 }
 
-/// The router's program: `$FREEFLOW_ROUTER`, beside this program, or in PATH.
+/// The directory above the one that this program lies in: `/usr` where a package has put it.
+fn prefix() -> Result<PathBuf> {
+    Ok(own_path()?.parent().and_then(Path::parent).unwrap_or(Path::new("/")).to_owned())
+}
+
+/// The router's program: `$FREEFLOW_ROUTER`, beside this program, in `../lib/freeflow` seen from it, or in PATH.
 pub fn router() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os("FREEFLOW_ROUTER").map(PathBuf::from) {
         if is_executable(&path) {
@@ -23,14 +28,16 @@ pub fn router() -> Result<PathBuf> {
         fail!("$FREEFLOW_ROUTER names {}, which is not a program", path.display());
     }
     let beside = own_path()?.with_file_name("freeflow-router");
-    if is_executable(&beside) {
-        return Ok(beside);
+    let installed = prefix()?.join("lib/freeflow/freeflow-router");
+    if let Some(path) = [&beside, &installed].into_iter().find(|path| is_executable(path)) {
+        return Ok(path.clone());
     }
     find_in("freeflow-router", &[]).ok_or_else(|| {
         Failure::new(format!(
-            "the router's program is missing: neither {} nor freeflow-router in PATH; build it with make, or set \
-             FREEFLOW_ROUTER",
-            beside.display()
+            "the router's program is missing: neither {} nor {}, nor freeflow-router in PATH; build it with make, or \
+             set FREEFLOW_ROUTER",
+            beside.display(),
+            installed.display()
         ))
     })
 }
@@ -53,8 +60,7 @@ pub fn library() -> Result<PathBuf> {
             ),
         }
     }
-    let bin = own_path()?;
-    let prefix = bin.parent().and_then(Path::parent).unwrap_or(Path::new("/"));
+    let prefix = prefix()?;
     // Installed in /usr, the plain folder may hold the distribution's own.
     [prefix.join("lib/freeflow"), prefix.join("lib")]
         .into_iter()

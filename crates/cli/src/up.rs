@@ -6,7 +6,7 @@ use crate::failure::{Context, Failure, Result, fail};
 use crate::holders::Holders;
 use crate::process::Process;
 use crate::record::{Record, Records};
-use crate::{cgroup, cluster, container_names, hook, lifecycle, networks, output, router, tools};
+use crate::{cgroup, cluster, container_names, hook, lifecycle, networks, output, router, service, tools};
 use freeflow_cluster::is_host_name;
 use freeflow_hostnet::addresses::{self, InterfaceAddress};
 use freeflow_hostnet::cdi::{self, Devices};
@@ -45,12 +45,14 @@ struct Started {
 }
 
 pub fn up(run_dir: &RunDir, arguments: &Up) -> Result<()> {
+    let signals = arguments.foreground.then(service::hold_signals).transpose()?;
     let started = start(run_dir, arguments)?;
     print_summary(run_dir, &started);
     for name in started.lost {
         output::line(format!("Warning: container {name} lost its vNIC with the router's state; start it again."));
     }
-    Ok(())
+    service::report_ready(started.status.pid, signals.is_some())?;
+    signals.map_or(Ok(()), |signals| service::stay(run_dir, started.status.pid, &signals))
 }
 
 /// Brings a host up and prints nothing.

@@ -1,0 +1,145 @@
+#!/bin/sh
+# Installs FreeFlow from the directory that this file lies in, or removes what it has installed.
+#
+#   ./install.sh [--prefix DIR] [--no-systemd]      (default: /usr/local; again: an upgrade)
+#   ./install.sh --uninstall [--prefix DIR]
+#
+# DESTDIR goes before each path, and leaves the running system alone.
+set -eu
+
+here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
+prefix=/usr/local
+action=install
+systemd=auto
+root=${DESTDIR:-}
+
+fail() {
+    echo "install.sh: $*" >&2
+    exit 1
+}
+
+usage() {
+    sed -n '4,5s/^# *//p' "$0" >&2
+    exit 2
+}
+
+while [ $# -gt 0 ]; do
+    case $1 in
+        --prefix)
+            [ $# -ge 2 ] || usage
+            prefix=$2
+            shift
+            ;;
+        --prefix=*) prefix=${1#--prefix=} ;;
+        --no-systemd) systemd=no ;;
+        --uninstall) action=uninstall ;;
+        *) usage ;;
+    esac
+    shift
+done
+case $prefix in
+    *[!A-Za-z0-9/._+-]* | */../* | */..) fail "--prefix $prefix: letters, digits and /._+- only" ;;
+    /*) prefix=${prefix%/} ;;
+    *) fail "--prefix $prefix: an absolute path is needed" ;;
+esac
+[ -n "$root" ] || [ "$(id -u)" = 0 ] || fail "this needs root, or DESTDIR"
+list=$prefix/lib/freeflow/installed-files
+unit_directory=/etc/systemd/system
+is_booted_by_systemd() { [ -z "$root" ] && [ "$systemd" != no ] && [ -d /run/systemd/system ]; }
+
+# A program that runs keeps its file.
+put() {
+    mkdir -p "$root$(dirname "$2")"
+    cp "$1" "$root$2.new"
+    chmod "$3" "$root$2.new"
+    mv -f "$root$2.new" "$root$2"
+    echo "$2" >>"$work"
+}
+
+mode_of() {
+    if [ -x "$1" ]; then echo 755; else echo 644; fi
+}
+
+check() {
+    [ "$(uname -m)" = x86_64 ] || fail "these programs are for x86_64, and this machine is $(uname -m)"
+    for file in bin/freeflow lib/freeflow/freeflow-router lib/freeflow/libibverbs.so.1 lib/freeflow/librdmacm.so.1; do
+        [ -f "$here/$file" ] || fail "$file is missing beside this file: unpack the whole archive"
+    done
+    [ -z "$root" ] || return 0
+    release=$(uname -r)
+    major=${release%%.*}
+    minor=${release#*.}
+    minor=${minor%%[!0-9]*}
+    [ "$major" -gt 5 ] || { [ "$major" = 5 ] && [ "$minor" -ge 12 ]; } || fail "Linux 5.12 or newer is needed, and this is $release"
+    found=
+    for directory in $(echo "$PATH" | tr : ' ') /usr/sbin /sbin /usr/bin /bin; do
+        [ ! -x "$directory/tc" ] || found=yes
+    done
+    [ -n "$found" ] || fail "the program tc is missing; install it, for example: apt-get install iproute2, or dnf install iproute-tc"
+}
+
+install_all() {
+    check
+    mkdir -p "$root$prefix/lib/freeflow"
+    work=$(mktemp "$root$prefix/lib/freeflow/.installed.XXXXXX")
+    trap 'rm -f "$work"' EXIT INT TERM
+    (cd "$here" && find bin lib share include -type f | LC_ALL=C sort) | while read -r file; do
+        put "$here/$file" "$prefix/$file" "$(mode_of "$here/$file")"
+    done
+    if [ "$systemd" != no ]; then
+        unit=$(mktemp)
+        sed "s|/usr/bin/freeflow|$prefix/bin/freeflow|" "$here/systemd/freeflow.service" >"$unit"
+        put "$unit" "$unit_directory/freeflow.service" 644
+        rm -f "$unit"
+    fi
+    # The operator's own stays.
+    if [ ! -e "$root/etc/default/freeflow" ]; then
+        mkdir -p "$root/etc/default"
+        cp "$here/systemd/freeflow.default" "$root/etc/default/freeflow"
+        chmod 644 "$root/etc/default/freeflow"
+    fi
+    # Files of an earlier version that this one lacks.
+    if [ -f "$root$list" ]; then
+        while read -r file; do
+            grep -qxF -- "$file" "$work" || rm -f "$root$file"
+        done <"$root$list"
+    fi
+    echo "$list" >>"$work"
+    chmod 644 "$work"
+    mv -f "$work" "$root$list"
+    for group in freeflow-admin freeflow-viewer; do
+        [ -n "$root" ] || grep -q "^$group:" /etc/group || groupadd --system "$group"
+    done
+    if is_booted_by_systemd; then
+        systemctl daemon-reload
+        ! systemctl --quiet is-active freeflow.service || systemctl restart freeflow.service
+        echo "FreeFlow is installed in $prefix. Next: systemctl enable --now freeflow"
+    else
+        echo "FreeFlow is installed in $prefix. Next: $prefix/bin/freeflow up"
+    fi
+}
+
+uninstall_all() {
+    [ -f "$root$list" ] || fail "there is no $list: nothing was installed in $prefix by this script"
+    if is_booted_by_systemd; then
+        systemctl --quiet disable --now freeflow.service 2>/dev/null || true
+    fi
+    if [ -z "$root" ] && [ -e /run/freeflow/up.json ]; then
+        "$prefix/bin/freeflow" down --force
+    fi
+    files=$(cat "$root$list")
+    echo "$files" | while read -r file; do
+        rm -f "$root$file"
+    done
+    # Other directories are everybody's.
+    echo "$files" | while read -r file; do
+        directory=$(dirname "$file")
+        while [ "${directory#*freeflow}" != "$directory" ] && rmdir "$root$directory" 2>/dev/null; do
+            directory=$(dirname "$directory")
+        done
+    done
+    ! is_booted_by_systemd || systemctl daemon-reload
+    echo "FreeFlow is removed from $prefix; state is left in /var/lib/freeflow, and /etc/default/freeflow."
+}
+
+if [ "$action" = install ]; then install_all; else uninstall_all; fi

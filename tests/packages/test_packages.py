@@ -1,0 +1,151 @@
+"""Debian packages and the tarball in a bare root: installed, upgraded, removed and purged; the unit's own promises.
+
+The cases go in this order, in one root: what one leaves, the next one finds. One case of each kind: rpms, the
+image, other releases and lintian are in test_formats.py, systemd itself is in test_systemd.py (`make test-packages`).
+"""
+
+import re
+
+import pytest
+
+import harness
+from harness import need, packages
+from harness.packages import MACHINE, NEXT, VERSION, deb_names, life
+from harness.roots import Root
+
+# Of freeflow.service, in tenths: what `systemd-analyze security` may say at most.
+EXPOSURE_TENTHS_MAX = 45
+QUICK = ("--level", "0", "--without-symbols")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Of two versions."""
+    output = tmp_path_factory.mktemp("packages")
+    packages.make(output, "deb", version=NEXT, options=QUICK)
+    return packages.make(output, "deb", "tarball", options=QUICK)
+
+
+@pytest.fixture(scope="module")
+def root():
+    with Root() as root:
+        yield root
+
+
+def install(root, made, version):
+    return root.run("dpkg", "--install", *root.take(*(made[name] for name in deb_names(version))))
+
+
+def test_owners_and_modes(made):
+    seen = set()
+    for name in deb_names():
+        for line in harness.run(["dpkg-deb", "--contents", made[name]]).splitlines():
+            mode, owner, _, _, _, path = line.split(None, 5)
+            seen.add(path.removeprefix("."))
+            need(owner == "root/root", line)
+            wanted = "drwxr-xr-x" if path.endswith("/") else "-rwxr-xr-x" if re.search(r"/freeflow(-router)?$", path) and (
+                "/bin/" in path or "/lib/freeflow/" in path) else "-rw-r--r--"
+            need(mode == wanted, f"{line}: not {wanted}")
+    for path in ("/usr/bin/freeflow", "/usr/lib/freeflow/freeflow-router", "/usr/lib/systemd/system/freeflow.service",
+                 "/usr/lib/sysusers.d/freeflow.conf", "/usr/lib/tmpfiles.d/freeflow.conf", "/etc/default/freeflow",
+                 "/usr/share/man/man1/freeflow.1.gz", "/usr/share/man/man1/freeflow-up.1.gz",
+                 "/usr/share/bash-completion/completions/freeflow", "/usr/share/zsh/vendor-completions/_freeflow",
+                 "/usr/share/fish/vendor_completions.d/freeflow.fish", "/usr/include/freeflow/verbs.h",
+                 *(f"/usr/lib/freeflow/{name}" for name in packages.LIBRARIES)):
+        need(path in seen, f"{path} is in no package")
+
+
+def test_deb_is_installed(root, made):
+    install(root, made, VERSION)
+    need(root.run("freeflow", "--version").split() == ["freeflow", VERSION], "another version")
+    need(not root.file("/etc/systemd/system/multi-user.target.wants/freeflow.service").is_symlink(), "the unit is enabled")
+    for group in ("freeflow-admin", "freeflow-viewer"):
+        need(f"\n{group}:" in root.file("/etc/group").read_text(), f"no group {group}")
+    need(root.file("/var/lib/freeflow").stat().st_mode & 0o7777 == 0o700, "others may read what is declared")
+
+
+def test_host_lives_on_an_installed_package(root):
+    printed = root.script(life("--state /var/lib/freeflow"))
+    need("ended well" in printed, printed)
+    need(root.file("/var/lib/freeflow/state.redb").is_file(), "nothing is kept over `down`")
+
+
+def test_deb_is_upgraded(root, made):
+    settings = root.file("/etc/default/freeflow")
+    settings.write_text(settings.read_text() + "# by the operator\n")
+    install(root, made, NEXT)
+    status = root.run("dpkg-query", "--show", "--showformat", "${Status} ${Version}\n", "freeflow", "freeflow-libs")
+    need(status.splitlines() == [f"install ok installed {NEXT}-1"] * 2, status)
+    need("# by the operator" in settings.read_text(), "the operator's settings are gone")
+    # The same version again: the libraries and the command go together.
+    code = root.run("dpkg", "--install", *root.take(made[deb_names(VERSION, ["freeflow"])[0]]), codes=(0, 1))
+    need("depends on freeflow-libs" in code, code)
+    install(root, made, NEXT)
+
+
+def test_deb_is_removed_with_a_host_that_is_up_and_leaves_state(root):
+    printed = root.script("freeflow up --state /var/lib/freeflow >/dev/null\nfreeflow run -d -- sleep 600\n"
+                          "command -v pidof\ndpkg --remove freeflow\n"
+                          "if pidof freeflow-router || test -e /run/freeflow/up.json; then exit 1; fi\necho removed well\n")
+    need("removed well" in printed, printed)
+    left = root.names()
+    for name in ("etc/default/freeflow", "var/lib/freeflow"):
+        need(name in left, f"{name} is gone: {left}")
+    need("usr/bin/freeflow" not in left, f"left: {left}")
+
+
+def test_deb_is_purged(root):
+    root.run("dpkg", "--purge", "freeflow", "freeflow-libs")
+    left = [name for name in root.names() if "deb-systemd-helper" not in name]
+    need(not left, f"left: {left}")
+
+
+def test_tarball_is_installed_and_uninstalled(root, made):
+    harness.run(["tar", "-xzf", made[f"freeflow-{VERSION}-{MACHINE}.tar.gz"], "-C", root.file("/tmp")])
+    script = f"/tmp/freeflow-{VERSION}-{MACHINE}/install.sh"
+    root.run(script, "--prefix", "/opt/freeflow")
+    root.run(script, "--prefix", "/opt/freeflow")
+    unit = root.file("/etc/systemd/system/freeflow.service").read_text()
+    need("ExecStart=/opt/freeflow/bin/freeflow up " in unit, unit)
+    printed = root.script("export PATH=/opt/freeflow/bin:$PATH\n" + life())
+    need("ended well" in printed, printed)
+    root.run(script, "--uninstall", "--prefix", "/opt/freeflow")
+    left = [name for name in root.names() if name != "etc/default/freeflow"]
+    need(not left, f"left: {left}")
+
+
+def test_tarball_refuses_where_something_is_missing(root):
+    script = f"/tmp/freeflow-{VERSION}-{MACHINE}/install.sh"
+    for words, said in ((["--prefix", "relative"], "an absolute path is needed"), (["--frobnicate"], "./install.sh"),
+                        (["--uninstall", "--prefix", "/nowhere"], "nothing was installed")):
+        printed = root.run(script, *words, codes=(1, 2))
+        need(said in printed, f"{words}: {printed}")
+    root.run("mv", "/sbin/tc", "/sbin/tc.away")
+    try:
+        printed = root.run(script, "--prefix", "/opt/freeflow", codes=(1,))
+    finally:
+        root.run("mv", "/sbin/tc.away", "/sbin/tc")
+    need("the program tc is missing" in printed and not root.file("/opt/freeflow").exists(), printed)
+
+
+def test_unit_is_known_to_systemd_and_confined(root, made, tmp_path):
+    install(root, made, VERSION)
+    installed = root.file("/usr/lib/systemd/system/freeflow.service").read_text()
+    # By this machine's systemd, which does not have the program.
+    unit = tmp_path / "freeflow.service"
+    unit.write_text(installed.replace("/usr/bin/freeflow ", "/bin/true "))
+    printed = harness.run(["systemd-analyze", "verify", "--man=no", unit], codes=(0, 1))
+    need("freeflow" not in printed, printed)
+    harness.run(["systemd-analyze", "security", "--offline=true", f"--threshold={EXPOSURE_TENTHS_MAX}", unit])
+
+
+def test_completions_know_the_commands(root):
+    """Of bash, which is in the root: a word of a subcommand, and an option of it."""
+    words = ("source /usr/share/bash-completion/completions/freeflow; COMP_WORDS=({0}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); "
+             "_freeflow freeflow \"${{COMP_WORDS[-1]}}\" \"${{COMP_WORDS[-2]}}\"; printf '%s\\n' \"${{COMPREPLY[@]}}\"")
+    for typed, wanted in (("freeflow netw", "network"), ("freeflow up --foreg", "--foreground"), ("freeflow network l", "ls")):
+        printed = root.run("bash", "-c", words.format(typed))
+        need(wanted in printed.split(), f"{typed}: {printed}")
+    page = harness.run(["zcat", root.file("/usr/share/man/man1/freeflow-up.1.gz")])
+    need("\\-\\-foreground" in page, page)
+    need(not list((root.file("/usr/share/man/man1")).glob("freeflow-hook*")), "a hidden command has a page")
