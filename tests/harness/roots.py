@@ -14,7 +14,7 @@ from harness.processes import run
 from harness.programs import require_commands, require_root
 
 NEWEST = "bookworm"
-# Of each, its C library: the drop-in libraries want glibc 2.34.
+# Of each, its C library: the drop-in libraries want glibc 2.17.
 SUITES = {"bullseye": 2.31, "bookworm": 2.36, "trixie": 2.41}
 PACKAGES = "iproute2,iptables"
 # A root besides: the newest suite with an init.

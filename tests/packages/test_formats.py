@@ -17,7 +17,7 @@ from harness.packages import MACHINE, NEXT, VERSION, deb_names, life
 from harness.podman import LIMITS
 from harness.roots import NEWEST, SUITES, Root
 
-DROP_IN_LIBC = 2.34
+DROP_IN_LIBC = 2.17
 NAMES = ("freeflow", "freeflow-libs", "freeflow-dbg")
 
 

@@ -136,7 +136,7 @@ mod tests {
             "",
             "-a",
             ".a",
-            "pypi.org",
+            "example.org",
             "localhost.",
             "gw.",
         ];
