@@ -12,6 +12,7 @@ prefix=/usr/local
 action=install
 systemd=auto
 root=${DESTDIR:-}
+umask 022
 
 fail() {
     echo "install.sh: $*" >&2
@@ -50,8 +51,8 @@ is_booted_by_systemd() { [ -z "$root" ] && [ "$systemd" != no ] && [ -d /run/sys
 # A program that runs keeps its file.
 put() {
     mkdir -p "$root$(dirname "$2")"
-    cp "$1" "$root$2.new"
-    chmod "$3" "$root$2.new"
+    cp -P "$1" "$root$2.new"
+    [ -h "$1" ] || chmod "$3" "$root$2.new"
     mv -f "$root$2.new" "$root$2"
     echo "$2" >>"$work"
 }
@@ -82,8 +83,10 @@ install_all() {
     check
     mkdir -p "$root$prefix/lib/freeflow"
     work=$(mktemp "$root$prefix/lib/freeflow/.installed.XXXXXX")
-    trap 'rm -f "$work"' EXIT INT TERM
-    (cd "$here" && find bin lib share include -type f | LC_ALL=C sort) | while read -r file; do
+    trap 'rm -f "$work"' EXIT
+    trap 'exit 130' INT
+    trap 'exit 143' TERM
+    (cd "$here" && find bin lib share include '(' -type f -o -type l ')' | LC_ALL=C sort) | while read -r file; do
         put "$here/$file" "$prefix/$file" "$(mode_of "$here/$file")"
     done
     if [ "$systemd" != no ]; then
@@ -101,7 +104,9 @@ install_all() {
     # Files of an earlier version that this one lacks.
     if [ -f "$root$list" ]; then
         while read -r file; do
-            grep -qxF -- "$file" "$work" || rm -f "$root$file"
+            code=0
+            grep -qxF -- "$file" "$work" || code=$?
+            [ "$code" != 1 ] || rm -f "$root$file"
         done <"$root$list"
     fi
     echo "$list" >>"$work"
@@ -121,13 +126,22 @@ install_all() {
 
 uninstall_all() {
     [ -f "$root$list" ] || fail "there is no $list: nothing was installed in $prefix by this script"
-    if is_booted_by_systemd; then
-        systemctl --quiet disable --now freeflow.service 2>/dev/null || true
+    files=$(cat "$root$list")
+    # Other installations have the same unit and the same host: theirs stay.
+    is_ours=no
+    router=$(cat /run/freeflow/router.pid 2>/dev/null || true)
+    case $(readlink "/proc/$router/exe" 2>/dev/null || true) in
+        "$prefix"/lib/freeflow/*) is_ours=yes ;;
+    esac
+    if grep -qF "ExecStart=$prefix/bin/freeflow " "$root$unit_directory/freeflow.service" 2>/dev/null; then
+        is_ours=yes
+        ! is_booted_by_systemd || systemctl --quiet disable --now freeflow.service 2>/dev/null || true
+    else
+        files=$(echo "$files" | grep -vxF "$unit_directory/freeflow.service")
     fi
-    if [ -z "$root" ] && [ -e /run/freeflow/up.json ]; then
+    if [ -z "$root" ] && [ "$is_ours" = yes ] && [ -e /run/freeflow/up.json ]; then
         "$prefix/bin/freeflow" down --force
     fi
-    files=$(cat "$root$list")
     echo "$files" | while read -r file; do
         rm -f "$root$file"
     done

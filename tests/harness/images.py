@@ -34,7 +34,7 @@ def cached(release):
             require_commands("debootstrap")
             half = base / f".{release}.half"
             subprocess.run(["rm", "-rf", "--one-file-system", half], check=True)
-            run(["debootstrap", "--variant=minbase", f"--include={PACKAGES}", release, half], MAKE_SECONDS)
+            run(["unshare", "--mount", "debootstrap", "--variant=minbase", f"--include={PACKAGES}", release, half], MAKE_SECONDS)
             shutil.rmtree(half / "var/cache/apt/archives", ignore_errors=True)
             half.rename(root)
     return root

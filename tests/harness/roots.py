@@ -50,7 +50,7 @@ def cached(suite):
             half = base / f".{suite}.half"
             subprocess.run(["rm", "-rf", "--one-file-system", half], check=True)
             more, suite = (",systemd,systemd-sysv", NEWEST) if suite == SYSTEMD else ("", suite)
-            run(["debootstrap", "--variant=minbase", f"--include={PACKAGES}{more}", suite, half], MAKE_SECONDS)
+            run(["unshare", "--mount", "debootstrap", "--variant=minbase", f"--include={PACKAGES}{more}", suite, half], MAKE_SECONDS)
             shutil.rmtree(half / "var/cache/apt/archives", ignore_errors=True)
             half.rename(root)
     return root

@@ -41,12 +41,16 @@ def test_owners_and_modes(made):
     for name in deb_names():
         for line in harness.run(["dpkg-deb", "--contents", made[name]]).splitlines():
             mode, owner, _, _, _, path = line.split(None, 5)
+            path, _, target = path.partition(" -> ")
             seen.add(path.removeprefix("."))
             need(owner == "root/root", line)
+            if mode.startswith("l"):
+                need((path, target) == ("./usr/bin/freeflow-runtime", "freeflow"), line)
+                continue
             wanted = "drwxr-xr-x" if path.endswith("/") else "-rwxr-xr-x" if re.search(r"/freeflow(-router)?$", path) and (
                 "/bin/" in path or "/lib/freeflow/" in path) else "-rw-r--r--"
             need(mode == wanted, f"{line}: not {wanted}")
-    for path in ("/usr/bin/freeflow", "/usr/lib/freeflow/freeflow-router", "/usr/lib/systemd/system/freeflow.service",
+    for path in ("/usr/bin/freeflow", "/usr/bin/freeflow-runtime", "/usr/lib/freeflow/freeflow-router", "/usr/lib/systemd/system/freeflow.service",
                  "/usr/lib/sysusers.d/freeflow.conf", "/usr/lib/tmpfiles.d/freeflow.conf", "/etc/default/freeflow",
                  "/usr/share/man/man1/freeflow.1.gz", "/usr/share/man/man1/freeflow-up.1.gz",
                  "/usr/share/bash-completion/completions/freeflow", "/usr/share/zsh/vendor-completions/_freeflow",

@@ -21,9 +21,12 @@ const SOCKET_VARIABLE: &str = "NOTIFY_SOCKET";
 
 /// Reports to the supervisor, if there is one, that the host is up. The main process of the service is the router,
 /// unless this process stays.
-pub fn report_ready(router: u32, stays: bool) -> Result<()> {
-    let Some(name) = std::env::var_os(SOCKET_VARIABLE) else { return Ok(()) };
-    send(&name, message(router, stays).as_bytes()).context(format!("{SOCKET_VARIABLE} {}", name.display()))
+pub fn report_ready(router: u32, stays: bool) {
+    let Some(name) = std::env::var_os(SOCKET_VARIABLE) else { return };
+    // The variable may be left over from another service, and the host is up.
+    if let Err(error) = send(&name, message(router, stays).as_bytes()) {
+        output::complaint(format!("readiness is not reported to {SOCKET_VARIABLE} {}: {error}", name.display()));
+    }
 }
 
 fn message(router: u32, stays: bool) -> String {

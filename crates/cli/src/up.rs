@@ -51,7 +51,7 @@ pub fn up(run_dir: &RunDir, arguments: &Up) -> Result<()> {
     for name in started.lost {
         output::line(format!("Warning: container {name} lost its vNIC with the router's state; start it again."));
     }
-    service::report_ready(started.status.pid, signals.is_some())?;
+    service::report_ready(started.status.pid, signals.is_some());
     signals.map_or(Ok(()), |signals| service::stay(run_dir, started.status.pid, &signals))
 }
 

@@ -270,14 +270,19 @@ impl Follower {
     /// Takes a vNIC from the router if nothing uses it; else why not.
     fn give_up(&self, name: &str, at: u64, place: &Place) -> Result<Option<String>> {
         let is_present = self.vnics.present.contains(name);
+        let records = Records::of(&self.run_dir);
+        let used_by = |container| format!("the container {container} has it there");
+        // Of a container that has it the claim may still be there.
+        if let Some(container) = records.user_of(name) {
+            return Ok(Some(used_by(container)));
+        }
         if is_present && self.claims.is_awaited(name) {
             return Ok(Some("a container that starts there is to have it".into()));
         }
-        let records = Records::of(&self.run_dir);
         // No container gets it meanwhile.
         let _lock = records.lock()?;
         if let Some(container) = records.user_of(name) {
-            return Ok(Some(format!("the container {container} has it there")));
+            return Ok(Some(used_by(container)));
         }
         if place.moved && !self.is_drained() && self.memory.served.get(name) != Some(&at) {
             let why =

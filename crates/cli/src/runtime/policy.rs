@@ -1,7 +1,8 @@
 //! The vNIC of a container that `freeflow runtime` starts, and who may choose it.
 //!
 //! Invariant: an image chooses no network and no vNIC, as with CDI. The arguments of the runtime are the engine's
-//! configuration. An annotation is the caller's in Docker and containerd; podman and CRI-O copy an image's. A
+//! configuration. An annotation is the caller's in Docker and containerd; podman and CRI-O copy an image's. A pod's is
+//! that of whoever may make pods, who is no administrator of the host: its names have to be listed. A
 //! container's environment is the caller's or the image's, and the two can't be distinguished: the host's
 //! administrator has to list the names that it may give.
 
@@ -25,7 +26,10 @@ const VNIC_ANNOTATION: &str = "freeflow.io/vnic";
 const NETWORK_VARIABLE: &str = "FREEFLOW_NETWORK";
 const VNIC_VARIABLE: &str = "FREEFLOW_VNIC";
 /// Kubernetes' engines say by these that a container is a pod's first, which runs no program of anybody's.
-const SANDBOX_ANNOTATIONS: [&str; 2] = ["io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType"];
+const CONTAINERD_SANDBOX: &str = "io.kubernetes.cri.container-type";
+const CRIO_SANDBOX: &str = "io.kubernetes.cri-o.ContainerType";
+/// Before all annotations that Kubernetes' engines make of their own.
+const POD_ANNOTATIONS: &str = "io.kubernetes.";
 /// A bundle's folder of the engines that copy an image's annotations (podman, buildah, CRI-O).
 const STORAGE_BUNDLE: &str = "userdata";
 
@@ -52,28 +56,53 @@ impl Names {
 }
 
 /// Content of the settings file.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Settings {
     /// The runtime that starts containers.
     pub runtime: Option<PathBuf>,
-    annotation: Names,
+    /// `None`: all, but for pods.
+    annotation: Option<Names>,
     environment: Names,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self { runtime: None, annotation: Names::all(), environment: Names::default() }
-    }
 }
 
 impl Settings {
     /// Of a file that root alone can change; the defaults where there is no file at the usual place.
     pub fn read(asked: Option<&Path>) -> Result<Self> {
         let path = asked.unwrap_or(Path::new(SETTINGS));
+        let Some(value) = Self::value(asked)? else { return Ok(Self::default()) };
+        // A list of values by their position is no setting that anybody would understand.
+        let is_object = |value: Option<&Value>| value.is_none_or(Value::is_object);
+        if !value.is_object() || ![value.get("annotation"), value.get("environment")].into_iter().all(is_object) {
+            fail!("{}: settings, annotation and environment have to be objects", path.display());
+        }
+        let settings: Self = serde_json::from_value(value).context(path.display())?;
+        if settings.runtime.as_ref().is_some_and(|runtime| !runtime.is_absolute()) {
+            fail!("{}: runtime has to be an absolute path", path.display());
+        }
+        Ok(settings)
+    }
+
+    /// The same for containers that run already: they can be stopped whatever else is wrong in the file.
+    pub fn read_as_far_as_it_goes(asked: Option<&Path>) -> Self {
+        let value = Self::value(asked).ok().flatten().unwrap_or_default();
+        let runtime = value["runtime"].as_str().map(PathBuf::from).filter(|runtime| runtime.is_absolute());
+        Self { runtime, ..Self::default() }
+    }
+
+    /// Names that an annotation may give.
+    fn annotation_names(&self, configuration: &Value) -> Names {
+        let annotations = configuration["annotations"].as_object();
+        let is_pod = annotations.is_some_and(|all| all.keys().any(|key| key.starts_with(POD_ANNOTATIONS)));
+        let unlisted = || if is_pod { Names::default() } else { Names::all() };
+        self.annotation.clone().unwrap_or_else(unlisted)
+    }
+
+    fn value(asked: Option<&Path>) -> Result<Option<Value>> {
+        let path = asked.unwrap_or(Path::new(SETTINGS));
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = match rustix::fs::open(path, flags, Mode::empty()) {
-            Err(rustix::io::Errno::NOENT) if asked.is_none() => return Ok(Self::default()),
+            Err(rustix::io::Errno::NOENT) if asked.is_none() => return Ok(None),
             opened => opened.context(path.display())?,
         };
         let status = fstat(&file).context(path.display())?;
@@ -85,17 +114,7 @@ impl Settings {
         }
         let mut text = Vec::new();
         File::from(file).take(SETTINGS_BYTES_MAX).read_to_end(&mut text).context(path.display())?;
-        let value: Value = serde_json::from_slice(&text).context(path.display())?;
-        // A list of values by their position is no setting that anybody would understand.
-        let is_object = |value: Option<&Value>| value.is_none_or(Value::is_object);
-        if !value.is_object() || ![value.get("annotation"), value.get("environment")].into_iter().all(is_object) {
-            fail!("{}: settings, annotation and environment have to be objects", path.display());
-        }
-        let settings: Self = serde_json::from_value(value).context(path.display())?;
-        if settings.runtime.as_ref().is_some_and(|runtime| !runtime.is_absolute()) {
-            fail!("{}: runtime has to be an absolute path", path.display());
-        }
-        Ok(settings)
+        Ok(Some(serde_json::from_slice(&text).context(path.display())?))
     }
 }
 
@@ -147,8 +166,10 @@ fn named(configuration: &Value) -> Vec<(Source, &'static str, Device)> {
     all
 }
 
-fn is_sandbox(configuration: &Value) -> bool {
-    SANDBOX_ANNOTATIONS.iter().any(|annotation| configuration["annotations"][annotation] == "sandbox")
+/// Of containerd's own annotation where that is the engine: others copy an image's.
+fn is_sandbox(configuration: &Value, copies_annotations: bool) -> bool {
+    let annotation = if copies_annotations { CRIO_SANDBOX } else { CONTAINERD_SANDBOX };
+    configuration["annotations"][annotation] == "sandbox"
 }
 
 /// The device that a container gets. `None`: a pod's sandbox, which needs none.
@@ -163,10 +184,10 @@ pub fn device(
     configuration: &Value,
     bundle: &Path,
 ) -> Result<Option<Device>> {
-    if is_sandbox(configuration) {
+    let copies_annotations = bundle.file_name().is_some_and(|name| name == STORAGE_BUNDLE);
+    if is_sandbox(configuration, copies_annotations) {
         return Ok(None);
     }
-    let copies_annotations = bundle.file_name().is_some_and(|name| name == STORAGE_BUNDLE);
     let mut chosen = given;
     let is_given = chosen.is_some();
     for (source, place, device) in named(configuration) {
@@ -186,7 +207,7 @@ pub fn device(
                 device.kind.name(),
                 device.name
             ),
-            Source::Annotation if !settings.annotation.have(&device) => {
+            Source::Annotation if !settings.annotation_names(configuration).have(&device) => {
                 fail!("{place} names {device}, which annotations may not: see {SETTINGS}")
             }
             Source::Environment if !settings.environment.have(&device) => fail!(
@@ -259,7 +280,18 @@ mod tests {
     fn a_sandbox_gets_none() {
         let sandbox = json!({"annotations": {"io.kubernetes.cri.container-type": "sandbox"}});
         assert_eq!(of("{}", None, sandbox.clone()).unwrap(), None);
-        assert_eq!(of("{}", Some(network("red")), sandbox).unwrap(), None);
+        assert_eq!(of("{}", Some(network("red")), sandbox.clone()).unwrap(), None);
+        // podman copies an image's annotations.
+        let podman = device(&Settings::default(), Some(network("red")), &sandbox, Path::new("/x/userdata"));
+        assert_eq!(podman.unwrap(), Some(network("red")));
+    }
+
+    #[test]
+    fn a_pod_names_what_is_listed() {
+        let pod = |name: &str| json!({"annotations": {"freeflow.io/network": name, "io.kubernetes.cri.container-type": "container"}});
+        assert!(refusal(of("{}", None, pod("red"))).contains("annotations may not"));
+        assert!(of(r#"{"environment": {"networks": ["red"]}}"#, None, pod("red")).is_err());
+        assert_eq!(of(r#"{"annotation": {"networks": ["red"]}}"#, None, pod("red")).unwrap(), Some(network("red")));
     }
 
     #[test]
@@ -277,12 +309,16 @@ mod tests {
         if rustix::process::geteuid().is_root() {
             let settings = read(r#"{"runtime": "/usr/bin/runc"}"#, 0o644).unwrap();
             assert_eq!(settings.runtime, Some("/usr/bin/runc".into()));
-            assert_eq!(settings.annotation, Names::all());
+            assert_eq!(settings.annotation, None);
+            let wrong = read(r#"{"runtime": "/usr/bin/crun", "anotation": {}}"#, 0o644);
+            assert!(wrong.is_err());
+            assert_eq!(Settings::read_as_far_as_it_goes(Some(&path)).runtime, Some("/usr/bin/crun".into()));
             for bad in ["", "[]", r#"{"runtimes": []}"#, r#"{"runtime": "runc"}"#, r#"{"environment": [["red"]]}"#] {
                 assert!(read(bad, 0o644).is_err(), "{bad}");
             }
         }
-        assert!(read("{}", 0o666).is_err());
+        assert!(read(r#"{"runtime": "/tmp/mine"}"#, 0o666).is_err());
+        assert_eq!(Settings::read_as_far_as_it_goes(Some(&path)), Settings::default());
         assert!(Settings::read(Some(&directory)).is_err());
         assert!(Settings::read(Some(&directory.join("none"))).is_err());
         std::fs::remove_dir_all(&directory).unwrap();
