@@ -243,9 +243,7 @@ impl Claims {
         let done = self.wait(stream, &claim, number).and_then(|answer| {
             say(stream, &answer)?;
             // Until the container has it.
-            while answer == Answer::Here && is_there(stream) {
-                thread::sleep(LOOK / 5);
-            }
+            while answer == Answer::Here && stays(stream, LOOK) {}
             Ok(())
         });
         self.remove(number);
@@ -279,6 +277,14 @@ fn say(mut stream: &UnixStream, answer: &Answer) -> std::io::Result<()> {
     let mut line = serde_json::to_string(answer)?;
     line.push('\n');
     stream.write_all(line.as_bytes())
+}
+
+/// Whether the caller is there still after this time; false as soon as it is not.
+fn stays(mut stream: &UnixStream, time: Duration) -> bool {
+    if stream.set_nonblocking(false).is_err() || stream.set_read_timeout(Some(time)).is_err() {
+        return false;
+    }
+    stream.read(&mut [0]).is_err_and(|error| matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut))
 }
 
 /// The caller says nothing more, and ends the connection in the end.

@@ -227,6 +227,10 @@ impl Follower {
             if is_known && is_early {
                 continue;
             }
+            if self.vnics.present.contains(name) && self.claims.is_awaited(name) {
+                // A container that starts here is to have it: whether it gets it is known soon.
+                continue;
+            }
             self.vnics.looked_at.insert(name.clone(), Instant::now());
             match self.give_up(name, *at, place)? {
                 None => {
@@ -271,18 +275,10 @@ impl Follower {
     fn give_up(&self, name: &str, at: u64, place: &Place) -> Result<Option<String>> {
         let is_present = self.vnics.present.contains(name);
         let records = Records::of(&self.run_dir);
-        let used_by = |container| format!("the container {container} has it there");
-        // Of a container that has it the claim may still be there.
-        if let Some(container) = records.user_of(name) {
-            return Ok(Some(used_by(container)));
-        }
-        if is_present && self.claims.is_awaited(name) {
-            return Ok(Some("a container that starts there is to have it".into()));
-        }
         // No container gets it meanwhile.
         let _lock = records.lock()?;
         if let Some(container) = records.user_of(name) {
-            return Ok(Some(used_by(container)));
+            return Ok(Some(format!("the container {container} has it there")));
         }
         if place.moved && !self.is_drained() && self.memory.served.get(name) != Some(&at) {
             let why =
