@@ -124,6 +124,16 @@ impl Publisher {
         }
     }
 
+    /// Names that are still to be written are written without a rest: a container waits for them.
+    pub fn hurry(&self) {
+        let mut shared = self.shared();
+        if shared.others.is_some() {
+            shared.urgent_until = Some(Instant::now() + URGENT_TIME);
+            drop(shared);
+            let _ = self.notify.try_send(());
+        }
+    }
+
     /// Whether names of other hosts' vNICs are still to be written.
     pub fn is_naming(&self) -> bool {
         self.shared().is_naming

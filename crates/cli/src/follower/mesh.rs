@@ -87,6 +87,7 @@ impl Peers {
             };
             let is_in = own.contains(network.as_str());
             publisher.enter(&network, !is_in);
+            publisher.hurry();
             if with.is_away || others.is_empty() {
                 for_now.insert(network);
                 continue;
