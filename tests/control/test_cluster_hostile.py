@@ -12,7 +12,7 @@ import pytest
 
 import harness
 from harness import need
-from harness.cluster import HOSTS, Hosts
+from harness.cluster import HOSTS, Hosts, following
 from harness.failure import Failure
 
 DECLARED = """
@@ -68,17 +68,8 @@ class HostileHosts(Hosts):
 @pytest.fixture(scope="module")
 def hosts():
     harness.require_commands("etcd", "etcdctl", "openssl", "ibv_rc_pingpong")
-    hosts = HostileHosts()
-    try:
-        hosts.as_operator("cluster", "init")
-        for number in HOSTS:
-            hosts.join(number)
-        hosts.apply(DECLARED)
-        hosts.wait_for_all()
-        hosts.wait("blocks", lambda: all(hosts.network(number, "red") for number in HOSTS))
+    with following(DECLARED, "red", kind=HostileHosts) as hosts:
         yield hosts
-    finally:
-        hosts.close()
 
 
 @pytest.fixture(scope="module")

@@ -100,9 +100,9 @@ class Hosts:
 
 
 @contextlib.contextmanager
-def following(declared, *networks):
+def following(declared, *networks, kind=None):
     """Three hosts that have followed a declaration, and have blocks of its networks."""
-    hosts = Hosts()
+    hosts = (kind or Hosts)()
     try:
         hosts.as_operator("cluster", "init")
         for number in HOSTS:

@@ -1,43 +1,27 @@
 """Root file systems of container images: of releases, by debootstrap, and made of some of this machine's files."""
 
 import contextlib
-import fcntl
-import os
 import pathlib
 import re
 import shutil
-import subprocess
 import time
 
 from harness.failure import need
 from harness.pingpong import listening
 from harness.podman import DEVICE, LIMITS, UNPRIVILEGED
 from harness.processes import Running, run, waiting
-from harness.programs import LIBRARIES, require_commands, require_root
+from harness.programs import LIBRARIES
+from harness.roots import made_once
 
 # Of a release's root: what runs there, by itself and between two containers.
 PACKAGES = "ibverbs-utils,perftest"
-MAKE_SECONDS = 900
 READ_ONLY = ("--read-only",)
 MUSL_LOADER = "lib/ld-musl-x86_64.so.1"
 
 
 def cached(release):
-    """The root of a Debian release, which nobody changes: made once, below $XDG_CACHE_HOME/freeflow/images (~/.cache)."""
-    base = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "freeflow" / "images"
-    base.mkdir(parents=True, exist_ok=True)
-    root = base / release
-    with open(base / f".{release}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not root.is_dir():
-            require_root()
-            require_commands("debootstrap")
-            half = base / f".{release}.half"
-            subprocess.run(["rm", "-rf", "--one-file-system", half], check=True)
-            run(["unshare", "--mount", "debootstrap", "--variant=minbase", f"--include={PACKAGES}", release, half], MAKE_SECONDS)
-            shutil.rmtree(half / "var/cache/apt/archives", ignore_errors=True)
-            half.rename(root)
-    return root
+    """The root of a Debian release, which nobody changes."""
+    return made_once("images", release, release, PACKAGES)
 
 
 def needed(program):

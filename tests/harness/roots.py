@@ -19,7 +19,7 @@ SUITES = {"bullseye": 2.31, "bookworm": 2.36, "trixie": 2.41}
 PACKAGES = "iproute2,iptables"
 # A root besides: the newest suite with an init.
 SYSTEMD = "systemd"
-MAKE_SECONDS = 600
+MAKE_SECONDS = 900
 
 # Makes the root the whole file system of a namespace, then runs what is on standard input there.
 ENTER = """set -e
@@ -39,18 +39,25 @@ exec chroot . /bin/sh -euc 'umount -l /mnt; exec /bin/sh -eu /tmp/script'
 
 def cached(suite):
     """The directory of a root that nobody changes: of a suite, or `SYSTEMD`."""
-    base = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "freeflow" / "roots"
+    more, release = (",systemd,systemd-sysv", NEWEST) if suite == SYSTEMD else ("", suite)
+    return made_once("roots", suite, release, PACKAGES + more)
+
+
+def made_once(folder, name, release, packages):
+    """A root of a Debian release with these packages: made once, below $XDG_CACHE_HOME/freeflow (~/.cache)."""
+    base = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "freeflow" / folder
     base.mkdir(parents=True, exist_ok=True)
-    root = base / suite
-    with open(base / f".{suite}.lock", "w") as lock:
+    root = base / name
+    with open(base / f".{name}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not root.is_dir():
             require_root()
             require_commands("debootstrap")
-            half = base / f".{suite}.half"
+            half = base / f".{name}.half"
             subprocess.run(["rm", "-rf", "--one-file-system", half], check=True)
-            more, suite = (",systemd,systemd-sysv", NEWEST) if suite == SYSTEMD else ("", suite)
-            run(["unshare", "--mount", "debootstrap", "--variant=minbase", f"--include={PACKAGES}{more}", suite, half], MAKE_SECONDS)
+            # What it mounts ends with it, also when it is killed.
+            words = ["unshare", "--mount", "debootstrap", "--variant=minbase", f"--include={packages}", release, half]
+            run(words, MAKE_SECONDS)
             shutil.rmtree(half / "var/cache/apt/archives", ignore_errors=True)
             half.rename(root)
     return root
