@@ -55,7 +55,7 @@ def made_once(folder, name, release, packages):
             require_commands("debootstrap")
             half = base / f".{name}.half"
             subprocess.run(["rm", "-rf", "--one-file-system", half], check=True)
-            # What it mounts ends with it, also when it is killed.
+            # Its mounts end with it, also when it is killed.
             words = ["unshare", "--mount", "debootstrap", "--variant=minbase", f"--include={packages}", release, half]
             run(words, MAKE_SECONDS)
             shutil.rmtree(half / "var/cache/apt/archives", ignore_errors=True)

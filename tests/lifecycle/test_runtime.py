@@ -228,13 +228,18 @@ def test_checkpoint_and_restore_are_refused(runtime):
     need("vNIC" in runtime.call("restore", "--bundle", runtime.bundle("true"), "c", codes=REFUSED), "restore")
 
 
+def kill(runtime, name, pid):
+    """Ends the first process, until the real runtime knows it."""
+    os.kill(pid, signal.SIGKILL)
+    while json.loads(runtime.call("state", name))["status"] != "stopped":
+        time.sleep(0.02)
+
+
 def test_a_container_is_started_again_after_its_engine_has_died(runtime):
     """Nobody ran `poststop`, and the id is the same, as in `docker start`."""
     bundle = runtime.bundle("sleep", "600")
     with started(runtime, bundle) as (name, pid):
-        os.kill(pid, signal.SIGKILL)
-        while json.loads(runtime.call("state", name))["status"] != "stopped":
-            time.sleep(0.02)
+        kill(runtime, name, pid)
         shutil.rmtree(runtime.directory / "state" / name)
         need(runtime.vnics() == [name], runtime.vnics())
         runtime.call("create", "--bundle", bundle, name)
@@ -257,9 +262,7 @@ def test_a_second_device_is_refused(runtime):
 def test_a_killed_container_leaves_nothing(runtime):
     bundle = runtime.bundle("sleep", "600")
     with started(runtime, bundle) as (name, pid):
-        os.kill(pid, signal.SIGKILL)
-        while json.loads(runtime.call("state", name))["status"] != "stopped":
-            time.sleep(0.02)
+        kill(runtime, name, pid)
         # An engine may find it only later, or never: `up` looks whose process is gone.
         runtime.host.up()
         need(runtime.vnics() == [], "the vNIC is still there")

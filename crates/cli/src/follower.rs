@@ -180,6 +180,14 @@ fn log(text: &str) {
     output::line(format!("{} {text}", humantime()));
 }
 
+/// The words of one part, where they are others than its last ones.
+fn log_other(last: &mut Option<String>, said: Option<String>) {
+    if let Some(text) = said.as_ref().filter(|_| said != *last) {
+        log(text);
+    }
+    *last = said;
+}
+
 /// Seconds of Unix time: it is in a log that has nothing else.
 fn humantime() -> String {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
@@ -408,10 +416,7 @@ impl Follower {
             Ok(full) => Some(format!("no block of addresses is left for each host in: {}", full.join(", "))),
             Err(error) => Some(format!("can't give blocks of addresses and vNICs: {error}")),
         };
-        if let Some(text) = said.as_ref().filter(|_| said != self.control_said) {
-            log(text);
-        }
-        self.control_said = said;
+        log_other(&mut self.control_said, said);
     }
 
     /// Blocks and vNICs of hosts that are silent for too long are taken back, where this one gives them.
@@ -424,10 +429,7 @@ impl Follower {
         for Reclaimed { host, blocks, vnics } in done.unwrap_or_default() {
             log(&format!("the host {host} is silent for too long: {blocks} blocks and {vnics} vNICs are taken back"));
         }
-        if let Some(text) = error.as_ref().filter(|_| error != self.reclaim_said) {
-            log(text);
-        }
-        self.reclaim_said = error;
+        log_other(&mut self.reclaim_said, error);
     }
 
     /// The certificate of a host that has joined, when it is time.
@@ -442,10 +444,7 @@ impl Follower {
             self.connect_anew();
         }
         let error = done.err().map(|failure| failure.to_string());
-        if let Some(text) = error.as_ref().filter(|_| error != self.renewal_said) {
-            log(text);
-        }
-        self.renewal_said = error;
+        log_other(&mut self.renewal_said, error);
     }
 
     /// Hosts that want to join, where this one admits them.
@@ -474,10 +473,7 @@ impl Follower {
             Err(error) => Some(error),
         };
         let error = error.map(|error| format!("can't admit hosts: {error}"));
-        if let Some(text) = error.as_ref().filter(|_| error != self.admission_said) {
-            log(text);
-        }
-        self.admission_said = error;
+        log_other(&mut self.admission_said, error);
         if self.pending.is_list_due() {
             self.connect_anew();
         }

@@ -118,19 +118,21 @@ impl Publisher {
         let mut shared = self.shared();
         shared.entered.insert(network.to_owned());
         if is_new && shared.awaited.insert(network.to_owned()) {
-            shared.urgent_until = Some(Instant::now() + URGENT_TIME);
-            drop(shared);
-            let _ = self.notify.try_send(());
+            self.urge(shared);
         }
+    }
+
+    fn urge(&self, mut shared: MutexGuard<'_, Shared>) {
+        shared.urgent_until = Some(Instant::now() + URGENT_TIME);
+        drop(shared);
+        let _ = self.notify.try_send(());
     }
 
     /// Names that are still to be written are written without a rest: a container waits for them.
     pub fn hurry(&self) {
-        let mut shared = self.shared();
+        let shared = self.shared();
         if shared.others.is_some() {
-            shared.urgent_until = Some(Instant::now() + URGENT_TIME);
-            drop(shared);
-            let _ = self.notify.try_send(());
+            self.urge(shared);
         }
     }
 

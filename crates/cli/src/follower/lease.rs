@@ -3,7 +3,7 @@
 //!
 //! Invariant: a word goes to etcd that names a time only when the router has a lease that ends before that time is
 //! over, if it is not extended. So the router stops the vNICs also when nobody is there to say so.
-use super::{Follower, WHOLE, log};
+use super::{Follower, WHOLE, log, log_other};
 use crate::control::api::{Answer, BASE, Trouble, encoded};
 use crate::failure::{Failure, Result};
 use freeflow_cluster::{Acknowledged, Operator, Problem, Scope, View, lease_time};
@@ -218,10 +218,7 @@ impl Follower {
     }
 
     fn note_lease(&mut self, said: Option<String>) {
-        if let Some(text) = said.as_ref().filter(|_| said != self.lease.said) {
-            log(text);
-        }
-        self.lease.said = said;
+        log_other(&mut self.lease.said, said);
     }
 
     fn try_to_extend_lease(&mut self) -> Result<()> {
@@ -244,22 +241,23 @@ impl Follower {
             return Ok(());
         }
         let silent_ns = self.lease.silent_since_ns.saturating_add(LATE_NS);
+        // It is shortened before a word names the shorter time, and only then.
+        let extended = |armed_s, after_s| {
+            let by_word_ns = until_ns(word.began_ns, after_s);
+            let until_ns = if is_over { by_word_ns } else { by_word_ns.max(status.until_ns) };
+            json!({"afterS": armed_s, "untilNs": until_ns, "isFresh": is_over, "barred": barred})
+        };
         let change = match (word.reclaim_after_s, status.after_s) {
             (None, None) => return Ok(()),
             // Words that name a time may be on their way. Such a one counts from when it arrives, after this one.
             (None, Some(armed_s)) if self.lease.saying.is_some() || word.began_ns < silent_ns => {
-                let by_word_ns = until_ns(word.began_ns, armed_s);
-                let until_ns = if is_over { by_word_ns } else { by_word_ns.max(status.until_ns) };
-                json!({"afterS": armed_s, "untilNs": until_ns, "isFresh": is_over, "barred": barred})
+                extended(armed_s, armed_s)
             }
             (None, Some(_)) => json!({"afterS": null, "isFresh": is_over}),
             (Some(named_s), armed_s) => {
                 // The router may have been asked for a shorter time since that word.
                 let armed_s = armed_s.unwrap_or(named_s);
-                let by_word_ns = until_ns(word.began_ns, named_s.min(armed_s));
-                // It is shortened before a word names the shorter time, and only then.
-                let until_ns = if is_over { by_word_ns } else { by_word_ns.max(status.until_ns) };
-                json!({"afterS": armed_s, "untilNs": until_ns, "isFresh": is_over, "barred": barred})
+                extended(armed_s, named_s.min(armed_s))
             }
         };
         self.ask_lease(Some(&change))?;
