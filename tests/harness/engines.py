@@ -1,7 +1,7 @@
 """Docker and containerd of an unpacked folder (scripts/install-engines), beside whatever else runs on the machine.
 
-Everything is their own: folders, sockets, cgroups, and a mount namespace in which /etc/cdi is the host's of the test and
-/run is empty. What runs there is ended by its id.
+Everything is their own: folders, sockets, cgroups, and a mount namespace in which /etc/cdi is the host's of the test, /run is
+empty, and what engines write into /var/lib and /opt goes away. What runs there is ended by its id.
 """
 
 import contextlib
@@ -18,14 +18,33 @@ from harness import made_images, settings
 from harness.failure import Failure, need
 from harness.host import Host
 from harness.processes import Running, children, run
+from harness.programs import program
 
 SECONDS = 120
 IMAGE = "example.org/freeflow-test:1"
+# The same, whose programs are root's: containerd 1.6 has no option for that.
+IMAGE_OF_ROOT = "example.org/freeflow-test-root:1"
 PROGRAMS = ("sh", "ls", "cat", "sleep", "env", "ibv_devinfo", "ibv_rc_pingpong", "ib_write_bw", "rping")
+# Of ours: containers that reach for others' things, and that send nonsense.
+ENEMIES = ("escape", "hostile")
 USER = "1000"
 DEFAULT_CAPABILITIES = (
     "CHOWN", "DAC_OVERRIDE", "FSETID", "FOWNER", "MKNOD", "NET_RAW", "SETGID", "SETUID", "SETFCAP", "SETPCAP",
     "NET_BIND_SERVICE", "SYS_CHROOT", "KILL", "AUDIT_WRITE")
+
+
+# Makes the engine's mount namespace, and stays in it.
+KEEP = """set -e
+mkdir -p /etc/cdi
+mount --bind "$1" /etc/cdi
+mount -t tmpfs none /run
+for folder in /var/lib /opt; do
+    mkdir -p /run/over$folder /run/work$folder
+    mount -t overlay -o "lowerdir=$folder,upperdir=/run/over$folder,workdir=/run/work$folder" overlay $folder
+done
+echo ready
+exec sleep infinity
+"""
 
 
 def installed(name):
@@ -72,25 +91,32 @@ class Containerd:
             raise
 
     def begin(self):
-        # A process that keeps the mount namespace.
-        script = ("mkdir -p /etc/cdi && mount --bind \"$1\" /etc/cdi && mount -t tmpfs none /run && echo ready"
-                  " && exec sleep infinity")
-        words = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh", self.cdi]
-        self.keeper = self.start(words)
+        self.keeper = self.start(["unshare", "--mount", "--propagation", "private", "sh", "-c", KEEP, "sh", self.cdi])
         self.keeper.wait_for_output("ready")
         self.socket = self.directory / "c.sock"
         config = self.directory / "containerd.toml"
         config.write_text(f'version = 2\nroot = "{self.directory}/root"\nstate = "{self.directory}/state"\n'
-                          f'disabled_plugins = ["io.containerd.grpc.v1.cri"]\n[grpc]\naddress = "{self.socket}"\n')
+                          f'{self.plugins()}[grpc]\naddress = "{self.socket}"\n')
         self.start(self.inside("containerd", "--config", config))
         wait_until(self.socket.exists, "containerd's socket")
-        self.root = made_images.make_root(self.directory / "image", *PROGRAMS)
-        self.make_image()
+        self.root = made_images.make_root(self.directory / "image", *PROGRAMS, *map(program, ENEMIES))
+        self.begin_more()
+        self.import_root(IMAGE)
 
-    def make_image(self):
+    def plugins(self):
+        """Settings of containerd's parts."""
+        return 'disabled_plugins = ["io.containerd.grpc.v1.cri"]\n'
+
+    def begin_more(self):
+        """What runs upon containerd."""
+
+    def import_root(self, name, root=None, environment=(), labels=(), entrypoint=(), user=USER):
+        """An image of a root file system, whose author has set variables and labels (KEY=VALUE)."""
         file = self.directory / "image.tar"
-        made_images.archive(self.root, file, {"User": USER, "Env": ["PATH=/bin"]}, IMAGE)
-        self.call("image", "import", file)
+        config = {"User": user, "Env": ["PATH=/bin", *environment], "Entrypoint": list(entrypoint),
+                  "Labels": dict(label.split("=", 1) for label in labels)}
+        made_images.archive(root or self.root, file, config, name)
+        self.ctr("image", "import", file)
         file.unlink()
 
     def environment(self):
@@ -108,6 +134,9 @@ class Containerd:
     def client(self, *words):
         return self.inside("ctr", "--address", self.socket, "--namespace", self.namespace, *words)
 
+    def ctr(self, *words):
+        return run(Containerd.client(self, *words), SECONDS, self.environment())
+
     def call(self, *words, codes=(0,), seconds=SECONDS):
         return run(self.client(*words), seconds, self.environment(), codes)
 
@@ -120,15 +149,21 @@ class Containerd:
         annotation = ["--annotation", f"freeflow.io/network={network}"] if network else []
         return ["--runc-binary", str(self.runtime), *annotation]
 
-    def unprivileged(self):
-        return ["--seccomp", *(word for name in DEFAULT_CAPABILITIES for word in ("--cap-drop", f"CAP_{name}"))]
+    def rights(self, is_root):
+        """Without any; or a container's usual root."""
+        return ["--seccomp", *(word for name in DEFAULT_CAPABILITIES for word in ("--cap-drop", f"CAP_{name}") if not is_root)]
 
-    def run_words(self, name, given, words, detach, image):
+    def run_words(self, name, given, words, detach, image, is_root=False):
         options = ["--detach"] if detach else ["--rm"]
-        return ["run", *options, *self.unprivileged(), *given, image, name, *words]
+        return ["run", *options, *self.rights(is_root), *given, image, name, *words]
 
-    def run(self, name, given, *words, codes=(0,), image=IMAGE):
-        return self.call(*self.run_words(name, given, words, False, image), codes=codes)
+    def run(self, name, given, *words, codes=(0,), image=IMAGE, is_root=False):
+        image = self.image_of_root() if is_root else image
+        return self.call(*self.run_words(name, given, words, False, image, is_root), codes=codes)
+
+    def image_of_root(self):
+        self.import_root(IMAGE_OF_ROOT, user="0")
+        return IMAGE_OF_ROOT
 
     def detached(self, name, given, *words, image=IMAGE):
         self.call(*self.run_words(name, given, words, True, image))
@@ -205,10 +240,10 @@ class Docker(Containerd):
         self.docker_socket = self.directory / "d.sock"
         super().begin()
 
-    def make_image(self):
-        runtimes = {"freeflow": {"path": str(self.runtime), "runtimeArgs": ["--run-dir", str(self.host.run_dir)]},
-                    "freeflow-red": {"path": str(self.runtime),
-                                     "runtimeArgs": ["--run-dir", str(self.host.run_dir), "--network", "red"]}}
+    def begin_more(self):
+        arguments = {"freeflow": [], **{f"freeflow-{name}": ["--network", name] for name in ("red", "blue")}}
+        runtimes = {name: {"path": str(self.runtime), "runtimeArgs": ["--run-dir", str(self.host.run_dir), *more]}
+                    for name, more in arguments.items()}
         daemon = {"bridge": "none", "iptables": False, "ip6tables": False, "ip-forward": False, "runtimes": runtimes,
                   "data-root": f"{self.directory}/d", "exec-root": f"{self.directory}/x", "pidfile": f"{self.directory}/p",
                   "hosts": [f"unix://{self.docker_socket}"], "containerd": str(self.socket), "cgroup-parent": self.cgroup}
@@ -218,13 +253,12 @@ class Docker(Containerd):
         config.write_text(json.dumps(daemon))
         self.start(self.inside("dockerd", "--config-file", config))
         wait_until(self.docker_socket.exists, "dockerd's socket")
-        self.import_root(IMAGE)
 
-    def import_root(self, name, root=None, changes=()):
+    def import_root(self, name, root=None, environment=(), labels=()):
         file = self.directory / "image.tar"
         file.write_bytes(made_images.layer_of(root or self.root))
-        options = [word for change in ("ENV PATH=/bin", *changes) for word in ("--change", change)]
-        self.call("import", *options, file, name)
+        changes = ["ENV PATH=/bin", *(f"ENV {word}" for word in environment), *(f"LABEL {word}" for word in labels)]
+        self.call("import", *(word for change in changes for word in ("--change", change)), file, name)
         file.unlink()
 
     def knows_cdi(self):
@@ -236,11 +270,15 @@ class Docker(Containerd):
     def by_runtime(self, network=None):
         return ["--runtime", "freeflow", *(["--annotation", f"freeflow.io/network={network}"] if network else [])]
 
-    def unprivileged(self):
-        return ["--user", USER, "--cap-drop", "all", "--security-opt", "no-new-privileges", "--network", "none"]
+    def image_of_root(self):
+        return IMAGE
 
-    def run_words(self, name, given, words, detach, image):
-        return ["run", *(["--detach"] if detach else []), "--rm", "--name", name, *self.unprivileged(), *given, image, *words]
+    def rights(self, is_root):
+        rights = ["--user", "0"] if is_root else ["--user", USER, "--cap-drop", "all", "--security-opt", "no-new-privileges"]
+        return [*rights, "--network", "none"]
+
+    def run_words(self, name, given, words, detach, image, is_root=False):
+        return ["run", *(["--detach"] if detach else []), "--rm", "--name", name, *self.rights(is_root), *given, image, *words]
 
     def remove(self, name):
         self.call("rm", "--force", name, codes=(0, 1))

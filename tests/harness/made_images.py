@@ -26,7 +26,7 @@ def make_root(directory, *programs):
     for program in programs:
         path = shutil.which(program)
         need(path, f"{program} is not installed: scripts/install-deps")
-        shutil.copy(pathlib.Path(path).resolve(), root / "bin" / program)
+        shutil.copy(pathlib.Path(path).resolve(), root / "bin" / pathlib.Path(program).name)
         for library in re.findall(r"=> (/\S+)", run(["ldd", path])):
             target = root / LIBRARIES / pathlib.Path(library).name
             if not target.exists():
