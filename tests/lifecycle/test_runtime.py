@@ -221,6 +221,53 @@ def test_pause_exec_and_the_rest_are_runc_s(runtime):
         need("freeflow0" in runtime.call("exec", name, "ibv_devices"), "no device in a second program")
 
 
+def script(path, text):
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_the_first_real_runtime_stays_it(runtime):
+    """One that is installed later would not know the containers of the first."""
+    record = runtime.host.run_dir / "runtime"
+    record.unlink(missing_ok=True)
+    runtime.call("list")
+    need(not record.exists(), "a call that starts nothing decides")
+    with started(runtime, runtime.bundle("sleep", "600")) as (name, _):
+        need(os.path.samefile(record.read_text(), shutil.which("runc")), record.read_text())
+        first = script(runtime.directory / "first", f'echo "$1 $2" >>{runtime.directory}/first.calls\nexec runc "$@"')
+        record.write_text(str(first))
+        need(json.loads(runtime.call("state", name))["status"] == "running", "it does not run")
+        need((runtime.directory / "first.calls").exists(), "another runtime was called")
+        first.unlink()
+        need(json.loads(runtime.call("state", name))["status"] == "running", "no runtime instead of one that is gone")
+        record.write_text(str(runtime.program))
+        need(json.loads(runtime.call("state", name))["status"] == "running", "it calls itself")
+
+
+def test_a_runtime_that_calls_this_one_is_refused(runtime):
+    """It would go on for ever."""
+    for call in ("exec ", ""):
+        loop = script(runtime.directory / "runc", f'{call}{runtime.program} --config {runtime.directory}/loop.json "$@"')
+        settings = runtime.directory / "loop.json"
+        settings.write_text(json.dumps({"runtime": str(loop)}))
+        options = ("--config", settings)
+        reason = runtime.call("run", "--bundle", runtime.bundle("true"), "c", options=options, codes=REFUSED)
+        need(f"{loop} calls freeflow-runtime" in reason, reason)
+        need("calls freeflow-runtime" in runtime.call("list", options=options, codes=REFUSED), "a call that starts nothing")
+    need(runtime.vnics() == [] and runtime.list() == [], "something was started")
+
+
+def test_words_in_odd_places(runtime):
+    """As runc reads them: a container has its vNIC or is not started."""
+    bundle = runtime.bundle("ibv_devices")
+    output = runtime.call("--", "run", "--bundle", bundle, "--", f"c{runtime.count}")
+    need("freeflow0" in output, output)
+    need("create a container" in runtime.call("create", "--bundle", bundle, "--help"), "no help")
+    runtime.call("run", "--bundle", bundle, "--help=false", f"c{runtime.count}", codes=REFUSED)
+    need(runtime.vnics() == [] and runtime.list() == [], "something was started")
+
+
 def test_checkpoint_and_restore_are_refused(runtime):
     with started(runtime, runtime.bundle("sleep", "600")) as (name, _):
         need("vNIC" in runtime.call("checkpoint", name, codes=REFUSED), "checkpoint gave another reason")

@@ -17,13 +17,14 @@ use crate::{sys, tools};
 use bundle::Bundle;
 use freeflow_hostnet::cdi::{Kind, container_edits};
 use freeflow_hostnet::programs::is_executable;
-use freeflow_hostnet::run_dir::RunDir;
+use freeflow_hostnet::run_dir::{RunDir, write_atomically};
 use policy::{Device, SETTINGS, Settings};
 use rustix::fs::{Mode, OFlags};
 use serde::Deserialize;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io::Write;
+use std::io::{Read, Write};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -33,6 +34,12 @@ use words::{Action, Call, Log};
 pub const PROGRAM: &str = "freeflow-runtime";
 const RUNTIMES: [&str; 2] = ["runc", "crun"];
 const DIRECTORIES: [&str; 4] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin"];
+/// In a run directory, the path of the real runtime that was found at the first start: one that is installed later
+/// doesn't know the containers of the first.
+const FOUND: &str = "runtime";
+const PATH_BYTES_MAX: u64 = 4096;
+/// The environment of the real runtime has its path here, by which a program that calls this one again is known.
+const CALLED_VARIABLE: &str = "FREEFLOW_RUNTIME_CALLED";
 
 /// The command line, where the program was called by the name of its runtime: as `freeflow runtime`.
 pub fn command_line(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
@@ -60,7 +67,13 @@ fn become_runtime(run_dir: &RunDir, arguments: &Runtime, call: &Call) -> Result<
         Action::Pass => Settings::read_as_far_as_it_goes(arguments.config.as_deref()),
         _ => Settings::read(arguments.config.as_deref())?,
     };
-    let program = real_runtime(&settings)?;
+    if let Some(caller) = std::env::var_os(CALLED_VARIABLE) {
+        fail!(
+            "{} calls {PROGRAM}, and so is no container runtime: name the real one as runtime in {SETTINGS}",
+            caller.display()
+        );
+    }
+    let program = real_runtime(run_dir, &settings, call)?;
     match &call.action {
         Action::Pass => {}
         Action::Start { bundle } => prepare(run_dir, arguments, &settings, bundle)?,
@@ -69,11 +82,11 @@ fn become_runtime(run_dir: &RunDir, arguments: &Runtime, call: &Call) -> Result<
             "containers of this runtime have a vNIC, and a restored one would not: its queue pairs are the router's"
         ),
     }
-    let error = Command::new(&program).args(&arguments.words).exec();
+    let error = Command::new(&program).args(&arguments.words).env(CALLED_VARIABLE, &program).exec();
     Err(Failure::new(format!("can't run {}: {error}", program.display())))
 }
 
-fn real_runtime(settings: &Settings) -> Result<PathBuf> {
+fn real_runtime(run_dir: &RunDir, settings: &Settings, call: &Call) -> Result<PathBuf> {
     let own = std::fs::canonicalize(tools::own_path()?).context("this program")?;
     if let Some(path) = &settings.runtime {
         if !is_executable(path) {
@@ -85,14 +98,30 @@ fn real_runtime(settings: &Settings) -> Result<PathBuf> {
         }
         return Ok(path.clone());
     }
-    let candidates = RUNTIMES.iter().flat_map(|name| DIRECTORIES.iter().map(move |place| Path::new(place).join(name)));
     let is_other = |path: &PathBuf| is_executable(path) && std::fs::canonicalize(path).is_ok_and(|path| path != own);
-    candidates.into_iter().find(is_other).ok_or_else(|| {
+    let record = run_dir.path().join(FOUND);
+    if let Some(path) = found(&record).filter(is_other) {
+        return Ok(path);
+    }
+    let mut candidates = RUNTIMES.iter().flat_map(|name| DIRECTORIES.map(|place| Path::new(place).join(name)));
+    let path = candidates.find(is_other).ok_or_else(|| {
         Failure::new(format!(
             "no runc and no crun in {}: install one, or name it in {SETTINGS}",
             DIRECTORIES.join(", ")
         ))
-    })
+    })?;
+    if matches!(call.action, Action::Start { .. }) {
+        // Where no host is up there is no run directory, and the hook refuses the container.
+        let _ = write_atomically(&record, path.as_os_str().as_bytes(), 0o600);
+    }
+    Ok(path)
+}
+
+/// The runtime that was found before.
+fn found(record: &Path) -> Option<PathBuf> {
+    let mut bytes = Vec::new();
+    File::open(record).ok()?.take(PATH_BYTES_MAX).read_to_end(&mut bytes).ok()?;
+    Some(PathBuf::from(OsString::from_vec(bytes))).filter(|path| path.is_absolute())
 }
 
 fn given(arguments: &Runtime) -> Option<Device> {
@@ -137,6 +166,7 @@ fn refuse_checkpoint(program: &Path, call: &Call, id: &OsStr) -> Result<()> {
     if let Some(root) = &call.root {
         command.arg("--root").arg(root);
     }
+    command.env(CALLED_VARIABLE, program);
     let output = command.arg("state").arg(id).stdin(Stdio::null()).stderr(Stdio::null()).output();
     let output = output.context(program.display())?;
     if !output.status.success() {

@@ -8,10 +8,16 @@ use std::path::PathBuf;
 
 /// Options before the command that take a value.
 const GLOBAL_VALUES: [&str; 7] = ["root", "log", "log-format", "log-level", "criu", "rootless", "cgroup-manager"];
-const GLOBAL_FLAGS: [&str; 6] = ["debug", "systemd-cgroup", "version", "v", "help", "h"];
+const GLOBAL_FLAGS: [&str; 2] = ["debug", "systemd-cgroup"];
 /// Options of `create` and `run`.
 const START_VALUES: [&str; 6] = ["bundle", "b", "console-socket", "pidfd-socket", "pid-file", "preserve-fds"];
 const START_FLAGS: [&str; 6] = ["no-pivot", "no-new-keyring", "detach", "d", "keep", "no-subreaper"];
+
+/// Flags with which nothing is started, whatever the command: before it, and of it.
+const GLOBAL_QUESTIONS: [&str; 4] = ["version", "v", "help", "h"];
+const START_QUESTIONS: [&str; 2] = ["help", "h"];
+/// The word after which none is an option.
+const END_OF_OPTIONS: &str = "--";
 
 /// The real runtime's part in a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,14 +69,32 @@ fn is_one_of(name: &[u8], known: &[&str]) -> bool {
 struct Options<'a> {
     values: Vec<(&'a [u8], OsString)>,
     others: Vec<&'a OsStr>,
+    is_question: bool,
 }
+
+/// Options that are known in a place.
+struct Known<'a> {
+    values: &'a [&'a str],
+    flags: &'a [&'a str],
+    questions: &'a [&'a str],
+}
+
+const GLOBAL: Known = Known { values: &GLOBAL_VALUES, flags: &GLOBAL_FLAGS, questions: &GLOBAL_QUESTIONS };
+const START: Known = Known { values: &START_VALUES, flags: &START_FLAGS, questions: &START_QUESTIONS };
 
 impl<'a> Options<'a> {
     /// `to_first`: reads up to the first word that is no option, and counts the words.
-    fn read(words: &'a [OsString], values: &[&str], flags: &[&str], to_first: bool) -> Result<(Self, usize)> {
+    fn read(words: &'a [OsString], known: &Known<'_>, to_first: bool) -> Result<(Self, usize)> {
         let mut all = Self::default();
         let mut at = 0;
         while let Some(word) = words.get(at) {
+            if word == END_OF_OPTIONS {
+                at += 1;
+                if !to_first {
+                    all.others.extend(words[at..].iter().map(OsString::as_os_str));
+                }
+                break;
+            }
             let Some((name, value)) = option(word) else {
                 if to_first {
                     break;
@@ -79,10 +103,12 @@ impl<'a> Options<'a> {
                 at += 1;
                 continue;
             };
-            let takes_value = is_one_of(name, values);
-            if !takes_value && !is_one_of(name, flags) {
+            let takes_value = is_one_of(name, known.values);
+            let is_question = is_one_of(name, known.questions) && value.is_none();
+            if !takes_value && !is_question && !is_one_of(name, known.flags) {
                 fail!("the option {} is unknown, so the container's bundle can't be found", word.display());
             }
+            all.is_question |= is_question;
             at += 1;
             if takes_value {
                 let value = match value {
@@ -114,7 +140,7 @@ fn may_start(word: &OsString) -> bool {
 /// # Errors
 /// A container might start, and its bundle can't be found for certain.
 pub fn read(words: &[OsString]) -> Result<Call> {
-    let (global, at) = match Options::read(words, &GLOBAL_VALUES, &GLOBAL_FLAGS, true) {
+    let (global, at) = match Options::read(words, &GLOBAL, true) {
         Ok(read) => read,
         // Another runtime's options, for a call that starts nothing.
         Err(_) if !words.iter().any(may_start) => return Ok(Call { action: Action::Pass, root: None, log: None }),
@@ -126,9 +152,10 @@ pub fn read(words: &[OsString]) -> Result<Call> {
     });
     let rest = words.get(at + 1..).unwrap_or_default();
     let action = match words.get(at).and_then(|command| command.to_str()) {
+        _ if global.is_question => Action::Pass,
         Some("create" | "run") => start(rest)?,
         Some("checkpoint") => match rest.last() {
-            Some(id) if option(id).is_none() => Action::Checkpoint { id: id.clone() },
+            Some(id) if option(id).is_none() && id != END_OF_OPTIONS => Action::Checkpoint { id: id.clone() },
             _ => fail!("the container's id has to be the last word of checkpoint"),
         },
         Some("restore") => Action::Restore,
@@ -138,10 +165,10 @@ pub fn read(words: &[OsString]) -> Result<Call> {
 }
 
 fn start(words: &[OsString]) -> Result<Action> {
-    if words.iter().any(|word| matches!(option(word), Some((b"help" | b"h", None)))) {
+    let (options, _) = Options::read(words, &START, false)?;
+    if options.is_question {
         return Ok(Action::Pass);
     }
-    let (options, _) = Options::read(words, &START_VALUES, &START_FLAGS, false)?;
     if options.others.len() != 1 {
         fail!("one container id is expected, not {}", options.others.len());
     }
@@ -178,6 +205,10 @@ mod tests {
         // A value that looks like a command or an option is a value.
         assert_eq!(bundle("--root create --log delete create --pid-file --bundle -b /x id"), Path::new("/x"));
         assert_eq!(bundle("create --bundle /a --bundle /b id"), Path::new("/b"));
+        // After the end of options a word is none.
+        assert_eq!(bundle("--root /r -- create --bundle /x -- id"), Path::new("/x"));
+        assert_eq!(bundle("create --bundle /x -- --help"), Path::new("/x"));
+        assert_eq!(bundle("create --bundle --help id"), Path::new("--help"));
     }
 
     #[test]
@@ -191,6 +222,11 @@ mod tests {
             "exec --process /p id",
             "features",
             "create --help",
+            "create --bundle /b id -h",
+            "--help create --bundle /b id",
+            "-v create id",
+            "-- state id",
+            "--",
             "--strange value list",
             "kill --all id 9",
         ] {
@@ -207,7 +243,12 @@ mod tests {
             "create a b",
             "create --bundle",
             "run -f other.json id",
+            "create --help=false id",
+            "--version=false create id",
+            "create id -- id",
+            "create --",
             "checkpoint",
+            "checkpoint id --",
             "checkpoint --leave-running",
         ] {
             assert!(call(text).is_err(), "{text}");
