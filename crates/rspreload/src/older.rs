@@ -23,12 +23,66 @@ pub unsafe extern "C" fn closefrom(first: c_int) {
         return;
     }
     // A filter of system calls may forbid it.
+    if close_listed(first) {
+        return;
+    }
     // SAFETY: no pointers.
     let most = unsafe { libc::sysconf(libc::_SC_OPEN_MAX) };
     for fd in first..c_int::try_from(most).unwrap_or(c_int::MAX) {
         // SAFETY: the caller gives up every descriptor from `first` on.
         unsafe { libc::syscall(libc::SYS_close, fd) };
     }
+}
+
+/// Bytes of one look at a folder, on the stack: a child of a fork may have no heap.
+const ENTRIES_BYTES: usize = 4096;
+/// Of an entry of getdents64(2): its length, and its name, which ends with a zero.
+const LENGTH_AT: usize = 16;
+const NAME_AT: usize = 19;
+
+/// Closes those from `first` up that /proc lists: a limit of a milliard of descriptors is nothing to count to. False if
+/// /proc is not there.
+fn close_listed(first: c_int) -> bool {
+    let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
+    // SAFETY: the path is a C string.
+    let folder = unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, c"/proc/self/fd".as_ptr(), flags) };
+    let Ok(folder) = c_int::try_from(folder) else { return false };
+    if folder < 0 {
+        return false;
+    }
+    let mut entries = [0u8; ENTRIES_BYTES];
+    let mut is_whole = true;
+    loop {
+        // SAFETY: the kernel writes at most so many bytes there.
+        let length = unsafe { libc::syscall(libc::SYS_getdents64, folder, entries.as_mut_ptr(), ENTRIES_BYTES) };
+        let Ok(length @ 1..) = usize::try_from(length) else {
+            is_whole &= length == 0;
+            break;
+        };
+        let mut rest = &entries[..length];
+        while let Some(bytes) = rest.get(LENGTH_AT..LENGTH_AT + 2) {
+            let size = usize::from(u16::from_ne_bytes([bytes[0], bytes[1]]));
+            let fd = number(rest.get(NAME_AT..size).unwrap_or_default()).filter(|&fd| fd >= first && fd != folder);
+            if let Some(fd) = fd {
+                // SAFETY: the caller gives up every descriptor from `first` on.
+                unsafe { libc::syscall(libc::SYS_close, fd) };
+            }
+            rest = rest.get(size.max(1)..).unwrap_or_default();
+        }
+    }
+    // SAFETY: opened above.
+    unsafe { libc::syscall(libc::SYS_close, folder) };
+    is_whole
+}
+
+/// A name that is a descriptor's number; `.` and `..` are none.
+fn number(name: &[u8]) -> Option<c_int> {
+    let digits = name.split(|&byte| byte == 0).next()?;
+    let value = |value: c_int, digit: &u8| {
+        let digit = digit.is_ascii_digit().then(|| c_int::from(digit - b'0'))?;
+        value.checked_mul(10)?.checked_add(digit)
+    };
+    if digits.is_empty() { None } else { digits.iter().try_fold(0, value) }
 }
 
 #[cfg(test)]
@@ -48,6 +102,14 @@ mod tests {
     }
 
     #[test]
+    fn numbers_are_read_from_names() {
+        assert_eq!(number(b"1048575\0\0\0"), Some(1_048_575));
+        for bad in [&b".\0"[..], b"..\0", b"", b"\0", b"7x\0", b"99999999999\0"] {
+            assert_eq!(number(bad), None);
+        }
+    }
+
+    #[test]
     fn functions_that_an_old_glibc_lacks_close_the_same() {
         // Above all descriptors of other tests of this process.
         let (low, high) = (duplicate_at(900), duplicate_at(1000));
@@ -57,6 +119,10 @@ mod tests {
         // SAFETY: the same.
         unsafe { closefrom(high) };
         assert!(!is_open(high) && is_open(2));
+        // More than one look has room for.
+        let many: Vec<c_int> = (0..400).map(|_| duplicate_at(600)).collect();
+        assert!(close_listed(600));
+        assert!(many.iter().all(|&fd| !is_open(fd)) && is_open(2));
         // SAFETY: nothing is closed: the range is none.
         assert_eq!(unsafe { close_range(2, 1, 0) }, -1);
         assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EINVAL));
