@@ -54,11 +54,36 @@ put() {
     cp -P "$1" "$root$2.new"
     [ -h "$1" ] || chmod "$3" "$root$2.new"
     mv -f "$root$2.new" "$root$2"
-    echo "$2" >>"$work"
 }
 
 mode_of() {
     if [ -x "$1" ]; then echo 755; else echo 644; fi
+}
+
+files_here() {
+    (cd "$here" && find bin lib share include '(' -type f -o -type l ')' | LC_ALL=C sort)
+}
+
+# What this version installs.
+names() {
+    files_here | sed "s|^|$prefix/|"
+    [ "$systemd" = no ] || echo "$unit_directory/freeflow.service"
+    echo "$list"
+}
+
+# Puts standard input into the list, whole or not at all.
+list_files() {
+    mkdir -p "$root$prefix/lib/freeflow"
+    cat >"$root$list.new"
+    chmod 644 "$root$list.new"
+    mv -f "$root$list.new" "$root$list"
+}
+
+# Of an install that did not come to its end.
+incomplete() {
+    rm -f "$root$list.new"
+    [ -z "$work" ] || rm -rf "$work"
+    echo "install.sh: the installation in $prefix is incomplete: run this again, or with --uninstall" >&2
 }
 
 check() {
@@ -81,19 +106,22 @@ check() {
 
 install_all() {
     check
-    mkdir -p "$root$prefix/lib/freeflow"
-    work=$(mktemp "$root$prefix/lib/freeflow/.installed.XXXXXX")
-    trap 'rm -f "$work"' EXIT
+    # Before anything else is there: what an install that fails has left can be uninstalled.
+    work=
+    trap incomplete EXIT
     trap 'exit 130' INT
     trap 'exit 143' TERM
-    (cd "$here" && find bin lib share include '(' -type f -o -type l ')' | LC_ALL=C sort) | while read -r file; do
+    work=$(mktemp -d)
+    names >"$work/names"
+    [ ! -f "$root$list" ] || cat "$root$list" >"$work/former"
+    cat "$work"/* | LC_ALL=C sort -u | list_files
+    files_here >"$work/here"
+    while read -r file; do
         put "$here/$file" "$prefix/$file" "$(mode_of "$here/$file")"
-    done
+    done <"$work/here"
     if [ "$systemd" != no ]; then
-        unit=$(mktemp)
-        sed "s|/usr/bin/freeflow|$prefix/bin/freeflow|" "$here/systemd/freeflow.service" >"$unit"
-        put "$unit" "$unit_directory/freeflow.service" 644
-        rm -f "$unit"
+        sed "s|/usr/bin/freeflow|$prefix/bin/freeflow|" "$here/systemd/freeflow.service" >"$work/unit"
+        put "$work/unit" "$unit_directory/freeflow.service" 644
     fi
     # The operator's own stays.
     if [ ! -e "$root/etc/default/freeflow" ]; then
@@ -102,19 +130,17 @@ install_all() {
         chmod 644 "$root/etc/default/freeflow"
     fi
     # Files of an earlier version that this one lacks.
-    if [ -f "$root$list" ]; then
+    if [ -f "$work/former" ]; then
         while read -r file; do
-            code=0
-            grep -qxF -- "$file" "$work" || code=$?
-            [ "$code" != 1 ] || rm -f "$root$file"
-        done <"$root$list"
+            grep -qxF -- "$file" "$work/names" || rm -f "$root$file"
+        done <"$work/former"
     fi
-    echo "$list" >>"$work"
-    chmod 644 "$work"
-    mv -f "$work" "$root$list"
+    list_files <"$work/names"
     for group in freeflow-admin freeflow-viewer; do
         [ -n "$root" ] || grep -q "^$group:" /etc/group || groupadd --system "$group"
     done
+    trap - EXIT
+    rm -rf "$work"
     if is_booted_by_systemd; then
         systemctl daemon-reload
         ! systemctl --quiet is-active freeflow.service || systemctl restart freeflow.service
@@ -127,23 +153,19 @@ install_all() {
 uninstall_all() {
     [ -f "$root$list" ] || fail "there is no $list: nothing was installed in $prefix by this script"
     files=$(cat "$root$list")
-    # Other installations have the same unit and the same host: theirs stay.
-    is_ours=no
-    router=$(cat /run/freeflow/router.pid 2>/dev/null || true)
-    case $(readlink "/proc/$router/exe" 2>/dev/null || true) in
-        "$prefix"/lib/freeflow/*) is_ours=yes ;;
-    esac
+    # Other installations' unit and hosts stay.
     if grep -qF "ExecStart=$prefix/bin/freeflow " "$root$unit_directory/freeflow.service" 2>/dev/null; then
-        is_ours=yes
         ! is_booted_by_systemd || systemctl --quiet disable --now freeflow.service 2>/dev/null || true
     else
         files=$(echo "$files" | grep -vxF "$unit_directory/freeflow.service")
     fi
-    if [ -z "$root" ] && [ "$is_ours" = yes ] && [ -e /run/freeflow/up.json ]; then
-        "$prefix/bin/freeflow" down --force
+    # Whoever started them, and in whatever run directory. Nothing could take them down later. An install that failed
+    # may lack the programs.
+    if [ -z "$root" ] && [ -d /run/freeflow-hosts ] && [ -x "$prefix/bin/freeflow" ]; then
+        "$prefix/bin/freeflow" down --all --force || fail "a host is up that can't be taken down; nothing was removed"
     fi
     echo "$files" | while read -r file; do
-        rm -f "$root$file"
+        rm -f "$root$file" "$root$file.new"
     done
     # Other directories are everybody's.
     echo "$files" | while read -r file; do

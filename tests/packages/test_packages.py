@@ -88,9 +88,28 @@ def test_deb_is_upgraded(root, made):
 
 
 def test_deb_is_removed_with_a_host_that_is_up_and_leaves_state(root):
-    printed = root.script("freeflow up --state /var/lib/freeflow >/dev/null\nfreeflow run -d -- sleep 600\n"
-                          "command -v pidof\ndpkg --remove freeflow\n"
-                          "if pidof freeflow-router || test -e /run/freeflow/up.json; then exit 1; fi\necho removed well\n")
+    # Also hosts of other run directories, of which one has lost its router, and those of a lab; not another installation's.
+    printed = root.script("""
+freeflow up --state /var/lib/freeflow >/dev/null
+freeflow run -d -- sleep 600
+freeflow --run-dir /run/other up >/dev/null
+freeflow --run-dir /run/crashed up >/dev/null
+freeflow lab up --hosts 2 >/dev/null
+mkdir -p /opt/mine/bin /opt/mine/lib
+cp -R /usr/bin/freeflow /opt/mine/bin
+cp -R /usr/lib/freeflow /opt/mine/lib
+/opt/mine/bin/freeflow --run-dir /run/mine up >/dev/null
+kill -9 "$(cat /run/crashed/router.pid)"
+dpkg --remove freeflow
+kill -0 "$(cat /run/mine/router.pid)"
+for pid in $(pidof freeflow-router); do test "$(readlink /proc/$pid/exe)" = /opt/mine/lib/freeflow/freeflow-router; done
+for host in freeflow other crashed freeflow/labs; do test ! -e /run/$host/up.json; done
+test -z "$(ls -A /run/freeflow/labs 2>/dev/null)"
+/opt/mine/bin/freeflow down --all
+if pidof freeflow-router; then exit 1; fi
+rm -r /opt/mine
+echo removed well
+""")
     need("removed well" in printed, printed)
     left = root.names()
     for name in ("etc/default/freeflow", "var/lib/freeflow"):
@@ -116,6 +135,20 @@ def test_tarball_is_installed_and_uninstalled(root, made):
     root.run(script, "--uninstall", "--prefix", "/opt/freeflow")
     left = [name for name in root.names() if name != "etc/default/freeflow"]
     need(not left, f"left: {left}")
+
+
+def test_tarball_that_was_half_installed_is_uninstalled(root):
+    script = f"/tmp/freeflow-{VERSION}-{MACHINE}/install.sh"
+    printed = root.script(f"""
+mount -t tmpfs -o size=24m tmpfs /opt
+if {script} --prefix /opt/freeflow; then exit 1; fi
+test -s /opt/freeflow/lib/freeflow/installed-files
+test -n "$(ls /opt/freeflow/bin)"
+{script} --uninstall --prefix /opt/freeflow
+test -z "$(ls -A /opt)"
+echo undone
+""")
+    need("is incomplete: run this again, or with --uninstall" in printed and "undone" in printed, printed)
 
 
 def test_tarball_refuses_where_something_is_missing(root):

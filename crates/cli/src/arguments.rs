@@ -41,6 +41,9 @@ pub enum Command {
         /// Stop running containers too
         #[arg(long, short)]
         force: bool,
+        /// Stop every host and lab of this installation, in all run directories
+        #[arg(long)]
+        all: bool,
     },
     /// Show the router, its vNICs and bytes by path
     Status {

@@ -28,6 +28,7 @@ mod hosts_file;
 mod init;
 mod inject;
 mod inject_sysfs;
+mod installation;
 mod keys;
 mod lab;
 mod lab_build;
@@ -95,7 +96,8 @@ fn dispatch(arguments: Arguments) -> Result<i32> {
     }
     match arguments.command {
         Command::Up(up) => up::up(&run_dir, &up)?,
-        Command::Down { force } => up::down(&run_dir, force)?,
+        Command::Down { force, all: true } => installation::down(&run_dir, force)?,
+        Command::Down { force, .. } => up::down(&run_dir, force)?,
         Command::Status { output } => show::status(&run_dir, output.format)?,
         Command::Run(run) => return run::run(&run_dir, run),
         Command::Exec(exec) => return exec::exec(&run_dir, exec),

@@ -210,6 +210,7 @@ fn resolve_settings(run_dir: &RunDir, arguments: &Up) -> Result<Settings> {
         range,
         address: among.as_ref().map(|(_, peers)| peers.address),
         peers: among.map(|(path, _)| path),
+        program: tools::own_path().ok(),
         cdi_file: last.and_then(|last| last.cdi_file),
     })
 }

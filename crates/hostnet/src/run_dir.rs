@@ -65,6 +65,9 @@ pub struct Settings {
     /// From which size on they do; only tests ask for it.
     #[serde(default)]
     pub move_bytes_min: Option<u32>,
+    /// The command's own file, by which an installation knows its hosts.
+    #[serde(default)]
+    pub program: Option<PathBuf>,
     /// How processes are reached, `local` or `remote`; only tests ask for it.
     #[serde(default)]
     pub attachment: Option<String>,
@@ -201,19 +204,22 @@ impl RunDir {
     /// Paths that no container may see: every run directory of this machine, and the directories
     /// that its routers share.
     pub fn hidden(&self) -> Vec<PathBuf> {
-        use std::os::unix::ffi::OsStringExt;
         let mut all = vec![self.path.clone()];
-        for entry in fs::read_dir(REGISTRY).into_iter().flatten().flatten() {
-            if let Ok(bytes) = fs::read(entry.path()) {
-                all.push(PathBuf::from(std::ffi::OsString::from_vec(bytes)));
-            }
-        }
+        all.extend(registered());
         all.extend([DEFAULT, REGISTRY, MACHINE_DIR].map(PathBuf::from));
         all.retain(|path| path.is_absolute() && path.is_dir());
         all.sort();
         all.dedup();
         all
     }
+}
+
+/// Every run directory in the machine's list; some may be gone.
+pub fn registered() -> Vec<PathBuf> {
+    use std::os::unix::ffi::OsStringExt;
+    let entries = fs::read_dir(REGISTRY).into_iter().flatten().flatten();
+    let texts = entries.filter_map(|entry| fs::read(entry.path()).ok());
+    texts.map(|bytes| PathBuf::from(std::ffi::OsString::from_vec(bytes))).collect()
 }
 
 /// Opens (and makes) a file and waits for its exclusive lock, which lasts as long as the value.
