@@ -121,7 +121,7 @@ fn real_runtime(run_dir: &RunDir, settings: &Settings, call: &Call) -> Result<Pa
 fn found(record: &Path) -> Option<PathBuf> {
     let mut bytes = Vec::new();
     File::open(record).ok()?.take(PATH_BYTES_MAX).read_to_end(&mut bytes).ok()?;
-    Some(PathBuf::from(OsString::from_vec(bytes))).filter(|path| path.is_absolute())
+    Some(PathBuf::from(std::ffi::OsString::from_vec(bytes))).filter(|path| path.is_absolute())
 }
 
 fn given(arguments: &Runtime) -> Option<Device> {
