@@ -458,11 +458,11 @@ impl Follower {
         let is_sweep_due = self.swept_at.is_none_or(|at| at.elapsed() > SWEEP);
         let error = match Admission::open(&self.file, &self.view) {
             Ok(mut admission) => {
-                let (mut said, mut error) = admission.run(&mut self.pending);
+                let (mut said, mut error) = admission.run(&mut self.pending, &self.host);
                 // Also where an answer can't be written: an etcd that is full deletes users still.
                 if is_sweep_due {
                     self.swept_at = Some(Instant::now());
-                    match admission.sweep() {
+                    match admission.sweep(&self.pending) {
                         Ok(texts) => said.extend(texts),
                         Err(failure) => error = error.or(Some(failure)),
                     }
