@@ -19,8 +19,8 @@ from harness.settings import FULL, SEED
 SEEDS = 200 if FULL else 20
 FAULTS_SHOWN = 20
 ADDRESS = "10.50.0.226"
-# So soon after the last fault hosts are to be equal. That depends on the machine, and on commands that wait for a vNIC then,
-# so it is said how many seeds took longer, and a seed fails by EQUAL_SECONDS alone.
+# So soon after the last fault hosts are to be equal. Commands that wait for a vNIC may still run then, so it is said how many
+# seeds took longer, and a seed fails by EQUAL_SECONDS after the last command.
 EQUAL_WANTED_SECONDS = 5
 totals, times = {}, []
 

@@ -167,6 +167,27 @@ def test_the_audit_log_says_when_etcd_is_away_and_back(hosts):
     hosts.etcd.wait_until_healthy()
 
 
+def test_a_host_that_comes_back_without_its_state_has_no_lease_until_etcd_has_its_word(hosts):
+    second = hosts.host(2)
+    said = ["--prefix", "/freeflow/said/host2/"]
+    # It reads etcd, and can't write its word.
+    hosts.etcd.ctl("role", "revoke-permission", "host2", *said)
+    second.freeflow("down", "--force")
+    # As when the machine has started anew: the run directory is in memory.
+    (second.run_dir / "cluster.lease").unlink()
+    try:
+        hosts.join(2)
+        hosts.wait("it has its networks again", lambda: hosts.network(2, "red"))
+        need(lease(hosts, 2)["isOver"], f"it has a lease by no word: {lease(hosts, 2)}")
+        failure = second.freeflow("run", "--rm", "--network", "red", "--", "true", codes=(125,))
+        need("no lease" in failure, failure)
+    finally:
+        hosts.etcd.ctl("role", "grant-permission", "host2", "readwrite", *said)
+    hosts.wait("it has a lease", lambda: not lease(hosts, 2)["isOver"])
+    again = hosts.wait("containers start there", lambda: second.container("again", "--network", "red"))
+    again.remove()
+
+
 def test_an_operator_ends_that_for_all_hosts(hosts):
     printed = hosts.wait("etcd takes it", lambda: hosts.as_operator("cluster", "set", "--reclaim-after", "never"))
     need("stay its" in printed, printed)

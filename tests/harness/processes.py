@@ -5,6 +5,7 @@ import contextlib
 import functools
 import os
 import pathlib
+import select
 import signal
 import subprocess
 import tempfile
@@ -52,13 +53,22 @@ class Running:
 
     def wait(self, seconds):
         """The exit code, or Failure when the time is over (the program is then killed)."""
-        try:
-            return self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
+        if self.process.poll() is None:
+            # `Popen.wait` looks for the end each 50 ms.
+            end = os.pidfd_open(self.process.pid)
+            try:
+                poller = select.poll()
+                poller.register(end, select.POLLIN)
+                poller.poll(max(seconds, 0) * 1000)
+            finally:
+                os.close(end)
+        code = self.process.poll()
+        if code is None:
             where = "\n".join(waiting(self.process.pid))
             self.kill()
             raise Failure(f"`{self.text()}` did not end within {seconds} s; it printed:\n{self.output()}\n"
-                          f"--- and waited here:\n{where}") from None
+                          f"--- and waited here:\n{where}")
+        return code
 
     def wait_for_output(self, word, seconds=20):
         end = time.monotonic() + seconds

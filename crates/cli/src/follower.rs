@@ -458,11 +458,11 @@ impl Follower {
         let is_sweep_due = self.swept_at.is_none_or(|at| at.elapsed() > SWEEP);
         let error = match Admission::open(&self.file, &self.view) {
             Ok(mut admission) => {
-                let (mut said, mut error) = admission.run(&mut self.pending);
+                let (mut said, mut error) = admission.run(&mut self.pending, &self.host);
                 // Also where an answer can't be written: an etcd that is full deletes users still.
                 if is_sweep_due {
                     self.swept_at = Some(Instant::now());
-                    match admission.sweep() {
+                    match admission.sweep(&self.pending) {
                         Ok(texts) => said.extend(texts),
                         Err(failure) => error = error.or(Some(failure)),
                     }
@@ -535,6 +535,7 @@ impl Follower {
             self.memory.id = Some(identity.id);
             self.directory.remember(&self.memory)?;
         }
+        self.await_first_word()?;
         self.stop_leaving(&mut wanted)?;
         self.follow_draining()?;
         let mut target = Host { api: &self.api };
@@ -547,6 +548,7 @@ impl Follower {
             restored: identity.restored,
             revision: self.carried.0,
             declared: self.view.declared_revision().0,
+            word: self.view.word(&self.host).unwrap_or_default().0,
             has_gone_back: false,
             ..self.memory.clone()
         };
@@ -573,7 +575,8 @@ impl Follower {
     fn note_going_back(&mut self) -> Result<()> {
         let is_ours = self.view.identity().is_ok_and(|identity| Some(&identity.id) == self.memory.id.as_ref());
         let (revision, declared) = (self.view.revision().0, self.view.declared_revision().0);
-        let is_earlier = revision < self.memory.revision || declared < self.memory.declared;
+        let is_word_earlier = self.view.word(&self.host).is_some_and(|word| word.0 < self.memory.word);
+        let is_earlier = revision < self.memory.revision || declared < self.memory.declared || is_word_earlier;
         if is_ours && is_earlier && !self.memory.has_gone_back {
             self.memory.has_gone_back = true;
             self.directory.remember(&self.memory)?;

@@ -3,6 +3,7 @@
 use crate::admin::{Admin, Presence};
 use crate::container_names;
 use crate::failure::{Context, Failure, Result, fail};
+use crate::holders::Holders;
 use crate::output;
 use crate::process::poll_readable;
 use crate::record::{Record, Records, State};
@@ -52,14 +53,30 @@ fn each(names: &[String], mut act: impl FnMut(&str) -> Result<()>) -> Result<()>
     first.map_or(Ok(()), Err)
 }
 
-/// A name that is a vNIC's but no container's of ours belongs to podman or another engine.
+/// A name that is a vNIC's but no container's of ours: a declared one's, or that of a container of podman or another
+/// engine.
 fn hint_engine(run_dir: &RunDir, name: &str, failure: Failure) -> Failure {
-    let known = Admin::connect(run_dir).and_then(|mut admin| admin.vnics());
-    let foreign = known.is_ok_and(|vnics| vnics.iter().any(|vnic| vnic.name == name || vnic.id == name));
-    if foreign {
-        return Failure::new(format!("{name} was started by a container engine; use that, for example podman stop"));
-    }
-    failure
+    let known = Admin::connect(run_dir).and_then(|mut admin| admin.vnics()).unwrap_or_default();
+    let Some(vnic) = known.iter().find(|vnic| vnic.name == name || vnic.id == name) else { return failure };
+    let ours = Records::of(run_dir).list().into_iter().find(|record| record.id == vnic.id && record.is_live());
+    let engines = Holders::of(run_dir).live().into_iter().find(|holder| holder.vnic == vnic.id);
+    Failure::new(match (ours, engines) {
+        (Some(record), _) => format!("{name} is no container but a vNIC, which the container {} has", record.name),
+        (None, Some(holder)) => {
+            let container = holder.name;
+            format!(
+                "{name} is no container but a vNIC, which the container {container} of a container engine has; use that, \
+                 for example podman stop {container}"
+            )
+        }
+        (None, None) if vnic.labels.iter().any(|(label, engine)| label == "engine" && engine == "oci") => {
+            format!("{name} was started by a container engine; use that, for example podman stop")
+        }
+        (None, None) => format!(
+            "{name} is no container but a vNIC, which no container has; if it is declared, freeflow delete vnic {name} \
+             ends it"
+        ),
+    })
 }
 
 /// Ends a container and waits until nothing is left of it but the record. Without a time it is killed at once.

@@ -6,17 +6,17 @@ use crate::authority::{Authority, HOST_S, of_file};
 use crate::blocks::Controller;
 use crate::file::ClusterFile;
 use crate::joining::{
-    Case, Decision, MESSAGE_BYTES_MAX, Request, Welcome, answer, decide, is_answer_to, name_is_taken, no_token, refused,
+    Case, Decision, Request, Welcome, answer, decide, is_answer_to, name_is_taken, no_token, refused,
 };
-use crate::keys::Keys;
+use crate::pending::{Pending, RENEWAL};
 use crate::places;
-use crate::records::{is_host_name, now_s};
+use crate::records::now_s;
 use crate::rights::Rights;
 use crate::token::{Admitted, HOSTS, MESSAGE_S, TOKENS, TokenRecord, compare, public_key, read, write};
 use crate::turns::{busy, part};
-use crate::users::{check_user, is_id, is_user_of, new_user};
+use crate::users::{check_user, host_of_user, is_user_of, new_user, token_of_user};
 use crate::view::View;
-use freeflow_etcd::{EtcdStore, News};
+use freeflow_etcd::EtcdStore;
 use freeflow_orchestrator::store::{Committed, Entry, Transaction, Write};
 use freeflow_orchestrator::{Pool, Revision, Store};
 use freeflow_verbs::{Duration, Instant};
@@ -25,18 +25,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::thread::sleep;
 use std::time;
 
-/// Requests that wait; more are passed over until some are answered.
-const PENDING_COUNT_MAX: usize = 256;
 /// Requests that are answered in one go: a host's own business goes on meanwhile.
 const ANSWER_COUNT: usize = 32;
 /// Others may change the same keys at the same time: so often it is begun anew.
 const ATTEMPT_COUNT: usize = 8;
 /// Between two looks whether a host is gone.
 const PAUSE: time::Duration = time::Duration::from_millis(200);
-/// A removal that could not be finished is tried again after this.
-const RETRY: time::Duration = time::Duration::from_secs(10);
-/// Refusals by one token are counted so long, and not told.
-const REFUSALS_TIME: time::Duration = time::Duration::from_secs(60);
 /// An answer that nobody fetches goes after this.
 pub(crate) const MESSAGE_TIME: Duration = Duration(MESSAGE_S * 1_000_000_000);
 /// Addresses of the network `default`, unless the cluster was made with others.
@@ -47,9 +41,6 @@ pub(crate) fn request_key(host: &str) -> String {
     format!("{host}/request")
 }
 
-/// A request for another certificate, in the part of the host.
-pub(crate) const RENEWAL: &str = "renewal";
-
 /// The answer to it, in the part of admission.
 pub(crate) fn renewed_key(host: &str) -> String {
     format!("answers/{host}")
@@ -57,158 +48,6 @@ pub(crate) fn renewed_key(host: &str) -> String {
 
 pub(crate) fn answer_key(host: &str) -> String {
     format!("{host}/answer")
-}
-
-/// All that waits for a controller.
-pub struct Pending {
-    joins: String,
-    hosts: String,
-    own: String,
-    /// By token and host.
-    requests: BTreeMap<(String, String), Entry>,
-    /// Hosts whose certificates are to be renewed.
-    renewals: BTreeMap<String, Entry>,
-    /// Hosts that were removed, whose users are still there.
-    removed: BTreeSet<String>,
-    /// When those were last looked at that could not be finished.
-    retried_at: Option<time::Instant>,
-    refusals: Refusals,
-    /// More waits in etcd.
-    has_passed_over: bool,
-}
-
-/// Refusals by token, since whoever has one can cause them without end: of each the first is told, then how many there
-/// were.
-#[derive(Default)]
-struct Refusals(BTreeMap<String, Refused>);
-
-struct Refused {
-    told_at: time::Instant,
-    /// Since then.
-    count: u64,
-    last: String,
-}
-
-impl Refusals {
-    /// A line for the log, if this one is told.
-    fn note(&mut self, token: &str, text: String) -> Option<String> {
-        if let Some(there) = self.0.get_mut(token) {
-            (there.count, there.last) = (there.count + 1, text);
-            return None;
-        }
-        self.0.insert(token.to_owned(), Refused { told_at: time::Instant::now(), count: 0, last: String::new() });
-        Some(text)
-    }
-
-    /// Lines about those that were not told, after some time.
-    fn due(&mut self) -> Vec<String> {
-        self.0.retain(|_, there| there.count > 0 || there.told_at.elapsed() < REFUSALS_TIME);
-        let due = self.0.iter_mut().filter(|(_, there)| there.told_at.elapsed() >= REFUSALS_TIME);
-        let line = |(token, there): (&String, &mut Refused)| {
-            let text =
-                format!("{} more requests by token {token} are refused; the last one: {}", there.count, there.last);
-            *there = Refused { told_at: time::Instant::now(), count: 0, last: String::new() };
-            text
-        };
-        due.map(line).collect()
-    }
-}
-
-impl Pending {
-    /// Nothing yet.
-    pub fn new(root: &str) -> Self {
-        let keys = Keys::new(root);
-        let (joins, hosts) = (format!("{}/", keys.requests()), format!("{}/data/{HOSTS}", keys.admission()));
-        let own = format!("{}hosts/", keys.prefix());
-        let (requests, renewals) = (BTreeMap::new(), BTreeMap::new());
-        Self {
-            joins,
-            hosts,
-            own,
-            requests,
-            renewals,
-            removed: BTreeSet::new(),
-            retried_at: None,
-            refusals: Refusals::default(),
-            has_passed_over: false,
-        }
-    }
-
-    /// Takes news in.
-    pub fn take(&mut self, news: &News) {
-        match news {
-            News::Listed(_, entries) => {
-                self.requests.clear();
-                self.renewals.clear();
-                self.removed.clear();
-                self.has_passed_over = false;
-                entries.iter().for_each(|entry| self.change(&entry.key, Some(entry)));
-            }
-            News::Changed(_, changes) => changes.iter().for_each(|(key, entry)| self.change(key, entry.as_ref())),
-            News::Unchanged(_) | News::Behind(_) => {}
-        }
-    }
-
-    fn change(&mut self, key: &str, entry: Option<&Entry>) {
-        if let Some(host) = key.strip_prefix(&self.hosts) {
-            let read = |entry: &Entry| serde_json::from_slice::<Admitted>(&entry.value).ok();
-            if !is_host_name(host) {
-                return;
-            }
-            match entry.and_then(read).is_some_and(|admitted| admitted.is_removed) {
-                true => {
-                    self.retried_at = None;
-                    self.removed.insert(host.to_owned());
-                }
-                false => {
-                    self.removed.remove(host);
-                }
-            }
-            return;
-        }
-        if let Some((host, rest)) = key.strip_prefix(&self.own).and_then(|rest| rest.split_once('/')) {
-            let is_request = |entry: &&Entry| is_host_name(host) && entry.value.len() <= MESSAGE_BYTES_MAX;
-            match entry.filter(is_request) {
-                _ if rest.strip_prefix("data/") != Some(RENEWAL) => {}
-                Some(entry) if self.renewals.len() < PENDING_COUNT_MAX || self.renewals.contains_key(host) => {
-                    self.renewals.insert(host.to_owned(), entry.clone());
-                }
-                Some(_) => self.has_passed_over = true,
-                None => {
-                    self.renewals.remove(host);
-                }
-            }
-            return;
-        }
-        let place = key.strip_prefix(&self.joins).and_then(|rest| rest.strip_suffix("/request"));
-        let Some((token, host)) = place.and_then(|rest| rest.split_once("/data/")) else { return };
-        let place = (token.to_owned(), host.to_owned());
-        // Other things that somebody with a token writes are nobody's.
-        let is_request = |entry: &&Entry| is_id(token) && is_host_name(host) && entry.value.len() <= MESSAGE_BYTES_MAX;
-        match entry.filter(is_request) {
-            Some(entry) if self.requests.len() < PENDING_COUNT_MAX || self.requests.contains_key(&place) => {
-                self.requests.insert(place, entry.clone());
-            }
-            Some(_) => self.has_passed_over = true,
-            None => {
-                self.requests.remove(&place);
-            }
-        }
-    }
-
-    /// Whether more waits in etcd than was taken in, and there is room for it: who follows lists all anew then.
-    pub fn is_list_due(&self) -> bool {
-        self.has_passed_over && self.requests.is_empty() && self.renewals.is_empty()
-    }
-
-    /// Whether there is nothing to do just now.
-    pub fn is_empty(&self) -> bool {
-        self.requests.is_empty() && self.renewals.is_empty() && !self.is_removal_due()
-    }
-
-    fn is_removal_due(&self) -> bool {
-        !self.removed.is_empty() && self.retried_at.is_none_or(|at| at.elapsed() > RETRY)
-    }
 }
 
 /// A controller at work on what waits.
@@ -238,15 +77,36 @@ impl<'a> Admission<'a> {
         Ok(Self { store: file.store(&file.keys().admission())?, file, view, authority, rights })
     }
 
-    /// Takes away the users of tokens by which nobody joins any more, now and then: a line for the log about each.
+    /// Takes away the users of tokens by which nobody joins any more, and those of hosts that are none, now and then: a
+    /// line for the log about each.
     ///
     /// # Errors
     /// etcd did not do it.
-    pub fn sweep(&self) -> Result<Vec<String>, ClusterError> {
+    pub fn sweep(&self, pending: &Pending) -> Result<Vec<String>, ClusterError> {
         let Some(rights) = &self.rights else { return Ok(Vec::new()) };
         let (mut said, mut failed) = (Vec::new(), None);
-        // Users first: each was made after its token.
-        for id in rights.tokens()? {
+        // Users first: each was made after its token, or after its host was noted.
+        let users = rights.users()?;
+        for (user, host) in users.iter().filter_map(|user| Some((user, host_of_user(user)?))) {
+            if pending.users.get(host) == Some(user) {
+                continue;
+            }
+            // A controller has died between two steps, or news of the host are still to come.
+            let take = || -> Result<bool, ClusterError> {
+                let (admitted, _) = read::<Admitted>(&self.store, &format!("{HOSTS}{host}"))?;
+                let is_over = admitted.is_none_or(|admitted| admitted.user != *user) && rights.is_own_host(user)?;
+                if is_over {
+                    rights.take_host(user, host)?;
+                }
+                Ok(is_over)
+            };
+            match take() {
+                Ok(true) => said.push(format!("the user {user} in etcd is no host's: it is gone")),
+                Ok(false) => {}
+                Err(error) => failed = Some(error),
+            }
+        }
+        for id in users.iter().filter_map(|user| token_of_user(user)).map(str::to_owned) {
             let take = || -> Result<bool, ClusterError> {
                 let (record, _) = read::<TokenRecord>(&self.store, &format!("{TOKENS}{id}"))?;
                 let is_over = record.is_none_or(|record| record.is_over(now_s())) && rights.is_own_token(&id)?;
@@ -267,13 +127,14 @@ impl<'a> Admission<'a> {
 
     /// Does what waits, a bounded part of it: a line for the log about each, and why it ended early, if it did. Then
     /// the rest waits on.
-    pub fn run(&mut self, pending: &mut Pending) -> (Vec<String>, Option<ClusterError>) {
+    /// `controller`: this host's name, by which several share what waits.
+    pub fn run(&mut self, pending: &mut Pending, controller: &str) -> (Vec<String>, Option<ClusterError>) {
         let mut said = Vec::new();
-        let done = self.run_all(pending, &mut said);
+        let done = self.run_all(pending, controller, &mut said);
         (said, done.err())
     }
 
-    fn run_all(&mut self, pending: &mut Pending, said: &mut Vec<String>) -> Result<(), ClusterError> {
+    fn run_all(&mut self, pending: &mut Pending, controller: &str, said: &mut Vec<String>) -> Result<(), ClusterError> {
         said.extend(pending.refusals.due());
         let removed = if pending.is_removal_due() { pending.removed.clone() } else { BTreeSet::new() };
         for host in removed {
@@ -301,9 +162,7 @@ impl<'a> Admission<'a> {
         // A part for each token.
         let mut joins = BTreeMap::new();
         for _ in 0..ANSWER_COUNT {
-            // The oldest first: nobody can push in.
-            let Some((place, entry)) = pending.requests.iter().min_by_key(|(_, entry)| entry.modified) else { break };
-            let ((token, host), entry) = (place.clone(), entry.clone());
+            let Some(((token, host), entry)) = pending.next(controller) else { break };
             let store = match joins.entry(token.clone()) {
                 MapEntry::Occupied(there) => there.into_mut(),
                 MapEntry::Vacant(place) => place.insert(self.file.store(&self.file.keys().requests_by(&token))?),
@@ -328,6 +187,9 @@ impl<'a> Admission<'a> {
         entry: &Entry,
     ) -> Result<Option<Result<String, String>>, ClusterError> {
         let asked = request_key(host);
+        if joins.get(&asked, None)?.is_none_or(|there| there.modified != entry.modified) {
+            return Ok(None);
+        }
         let compares = vec![compare(&asked, Some(entry.modified))];
         let remove = Write { key: asked, value: None, lease: None };
         let (record, _) = read::<TokenRecord>(&self.store, &format!("{TOKENS}{token}"))?;
@@ -579,101 +441,4 @@ pub(crate) fn uses_left(file: &ClusterFile, token: &str) -> Result<Option<u32>, 
     let store = file.store(&file.keys().admission())?;
     let (record, _) = read::<TokenRecord>(&store, &format!("{TOKENS}{token}"))?;
     Ok(record.filter(|record| record.uses_left > 0 && record.expires_s > now_s()).map(|record| record.uses_left))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn entry(key: &str, bytes: usize) -> Entry {
-        let value = vec![b'x'; bytes];
-        Entry { key: key.into(), value, created: Revision(1), modified: Revision(1), lease: None }
-    }
-
-    fn changed(pending: &mut Pending, key: &str, entry: Option<Entry>) {
-        pending.take(&News::Changed(Revision(2), vec![(key.to_owned(), entry)]));
-    }
-
-    #[test]
-    fn a_bounded_number_of_requests_waits_and_nothing_else() {
-        let mut pending = Pending::new("/freeflow");
-        for key in [
-            "/freeflow/requests/0123456789ab/data/h1/answer",
-            "/freeflow/requests/0123456789ab/data/h1",
-            "/freeflow/requests/0123456789ab/data/../request",
-            "/freeflow/requests/0123456789ab/data/a/b/request",
-            "/freeflow/requests/not-a-token/data/h1/request",
-            "/freeflow/requests/0123456789ab/receipts/h1/request",
-            "/freeflower/requests/0123456789ab/data/h1/request",
-            "/freeflow/hosts/h1/data/record",
-            "/freeflow/hosts/h1/renewal",
-            "/freeflow/hosts/../data/renewal",
-            "/freeflow/admission/data/hosts/h1",
-        ] {
-            changed(&mut pending, key, Some(entry(key, 3)));
-            assert!(pending.is_empty(), "{key}");
-        }
-        let key = "/freeflow/requests/0123456789ab/data/h1/request";
-        changed(&mut pending, key, Some(entry(key, MESSAGE_BYTES_MAX + 1)));
-        assert!(pending.is_empty(), "one that is too long");
-        changed(&mut pending, key, Some(entry(key, 3)));
-        assert_eq!(pending.requests.len(), 1);
-        changed(&mut pending, key, None);
-        assert!(pending.is_empty(), "it was answered");
-        for number in 0..2 * PENDING_COUNT_MAX {
-            for key in
-                [format!("requests/0123456789ab/data/h{number}/request"), format!("hosts/h{number}/data/renewal")]
-            {
-                let key = format!("/freeflow/{key}");
-                changed(&mut pending, &key, Some(entry(&key, 3)));
-            }
-        }
-        assert_eq!((pending.requests.len(), pending.renewals.len()), (PENDING_COUNT_MAX, PENDING_COUNT_MAX));
-        // One that has changed is the one that waits, and those that were passed over are looked at when there is room.
-        let renewal = "/freeflow/hosts/h7/data/renewal";
-        changed(&mut pending, renewal, Some(entry(renewal, 4)));
-        assert_eq!(pending.renewals.get("h7").map(|entry| entry.value.len()), Some(4));
-        assert!(!pending.is_list_due());
-        pending.requests.clear();
-        pending.renewals.clear();
-        assert!(pending.is_list_due());
-        pending.take(&News::Listed(Revision(3), vec![entry(key, 3)]));
-        assert_eq!((pending.requests.len(), pending.renewals.len(), pending.is_list_due()), (1, 0, false));
-    }
-
-    #[test]
-    fn refusals_by_one_token_are_counted() {
-        let mut refusals = Refusals::default();
-        assert_eq!(refusals.note("t", "no".into()), Some("no".into()));
-        assert_eq!((refusals.note("t", "no".into()), refusals.note("t", "never".into())), (None, None));
-        assert_eq!((refusals.note("u", "no".into()), refusals.due()), (Some("no".into()), Vec::new()));
-        let past = |refusals: &mut Refusals| {
-            let then = time::Instant::now().checked_sub(REFUSALS_TIME).expect("the machine has run for longer");
-            refusals.0.values_mut().for_each(|there| there.told_at = then);
-        };
-        past(&mut refusals);
-        assert_eq!(refusals.due(), ["2 more requests by token t are refused; the last one: never"]);
-        assert_eq!(refusals.due(), Vec::<String>::new());
-        past(&mut refusals);
-        assert_eq!((refusals.due(), refusals.0.len()), (Vec::new(), 0));
-    }
-
-    #[test]
-    fn a_host_that_was_removed_waits_until_its_user_is_gone() {
-        let mut pending = Pending::new("/freeflow");
-        let key = "/freeflow/admission/data/hosts/h1";
-        let mut admitted =
-            Admitted { public_key: "k".into(), user: "u".into(), token: None, at_s: 1, is_removed: false };
-        let of = |admitted: &Admitted| {
-            let value = serde_json::to_vec(admitted).expect("encodable");
-            Some(Entry { value, ..entry(key, 0) })
-        };
-        changed(&mut pending, key, of(&admitted));
-        assert!(pending.is_empty());
-        admitted.is_removed = true;
-        changed(&mut pending, key, of(&admitted));
-        assert_eq!(pending.removed, BTreeSet::from(["h1".to_owned()]));
-        changed(&mut pending, key, None);
-        assert!(pending.is_empty());
-    }
 }

@@ -137,8 +137,9 @@ type Outcome = Result<Option<Acknowledged>, String>;
 /// A host's words about itself, written by a thread of its own: etcd may take its time.
 ///
 /// They are two transactions: the record and the holdings, if they are others than etcd has; then how far the host has
-/// followed, on condition that both are as they were found, or written. The first record of a host comes last, by a
-/// transaction of its own: after a backup a host is known by its record, and what it has must be known by then.
+/// followed, on condition that both, and the host's last word, are as they were found, or written. The first record of
+/// a host comes last, by a transaction of its own: after a backup a host is known by its record, and all that it has
+/// must be known by then.
 pub struct Report {
     words: Sender<Words>,
     outcomes: Receiver<Outcome>,
@@ -232,11 +233,20 @@ struct Writer {
     stores: Option<(EtcdStore, EtcdStore)>,
     /// Words as this thread has written them, which the news may not have had yet.
     written: There,
+    /// When the host's last word was written, or that there is none; `None`: this thread does not know.
+    last_word: Option<Option<Revision>>,
 }
 
 impl Writer {
     fn new(file: &ClusterFile, host: &str, clock_ns: fn() -> u64) -> Self {
-        Self { file: file.clone(), host: host.into(), clock_ns, stores: None, written: There::default() }
+        Self {
+            file: file.clone(),
+            host: host.into(),
+            clock_ns,
+            stores: None,
+            written: There::default(),
+            last_word: None,
+        }
     }
 
     fn write_all(mut self, words: &Receiver<Words>, outcomes: &Sender<Outcome>) {
@@ -256,8 +266,8 @@ impl Writer {
             };
             let is_void = matches!(done, Ok(None));
             if done.is_err() {
-                // Certificates are read anew with the next one.
-                self.stores = None;
+                // Certificates are read anew with the next one. The word may be there, or come yet.
+                (self.stores, self.last_word) = (None, None);
             }
             if is_void {
                 // They are not said later either: what they stand on may come back, after a host was removed.
@@ -287,8 +297,8 @@ impl Writer {
         let (own, said) = match &mut self.stores {
             Some(stores) => stores,
             None => {
-                let store = |root| self.file.store(root);
-                self.stores.insert((store(&keys.host(&self.host))?, store(&keys.said(&self.host))?))
+                let said = self.file.store(&keys.said(&self.host))?.without_receipts();
+                self.stores.insert((self.file.store(&keys.host(&self.host))?, said))
             }
         };
         let write = |key: &str, value: Vec<u8>| Write { key: key.into(), value: Some(value), lease: None };
@@ -312,21 +322,44 @@ impl Writer {
         let Some((holdings, _)) = words.there.holdings else { return Ok(None) };
         let record = words.there.record.unwrap_or(Revision(0));
         said.guard(&[(&keys.record(&self.host), record), (&keys.holdings(&self.host), holdings)]);
-        words.followed.at_s = now_s();
-        let (began_ns, reclaim_after_s) = ((self.clock_ns)(), words.followed.reclaim_after_s);
-        let writes = vec![write(FOLLOWED, serde_json::to_vec(&words.followed).expect("words are encodable"))];
-        let Committed::Done(revision) = said.commit(&Transaction { compares: Vec::new(), writes })? else {
-            return Ok(None);
-        };
+        let Some(acknowledged) = self.write_word(&mut words.followed)? else { return Ok(None) };
         // A host that is known is given blocks: all that it has must be known before.
         if let Some(record) = &words.record {
             let compares = vec![compare(RECORD, None), compare(HOLDINGS, Some(holdings))];
             let writes = vec![write(RECORD, encoded(record))];
+            let Some((own, _)) = &mut self.stores else { return Ok(None) };
             let Committed::Done(at) = own.commit(&Transaction { compares, writes })? else { return Ok(None) };
             (words.there.record, words.record) = (Some(at), None);
             self.written = words.there.clone();
         }
-        Ok(Some(Acknowledged { began_ns, revision, reclaim_after_s }))
+        Ok(Some(acknowledged))
+    }
+
+    /// On condition that the word before it is the one that was found: so a word that is late, of this process or of
+    /// one that was killed, comes after no later one. It could name a shorter time.
+    fn write_word(&mut self, followed: &mut Followed) -> Result<Option<Acknowledged>, ClusterError> {
+        let Some((_, said)) = &mut self.stores else { return Ok(None) };
+        loop {
+            let before = match self.last_word {
+                Some(before) => before,
+                None => said.get(FOLLOWED, None)?.map(|entry| entry.modified),
+            };
+            followed.at_s = now_s();
+            let (began_ns, reclaim_after_s) = ((self.clock_ns)(), followed.reclaim_after_s);
+            let value = serde_json::to_vec(&followed).expect("words are encodable");
+            let compares = vec![Compare { key: FOLLOWED.into(), modified: before }];
+            let writes = vec![Write { key: FOLLOWED.into(), value: Some(value), lease: None }];
+            if let Committed::Done(revision) = said.commit(&Transaction { compares, writes })? {
+                self.last_word = Some(Some(revision));
+                return Ok(Some(Acknowledged { began_ns, revision, reclaim_after_s }));
+            }
+            let there = said.get(FOLLOWED, None)?.map(|entry| entry.modified);
+            if there == before {
+                // It is the record or the holdings that are others.
+                return Ok(None);
+            }
+            self.last_word = Some(there);
+        }
     }
 }
 

@@ -1,10 +1,11 @@
 //! A host that joins, by a token or, as a controller, by its own keys.
 use crate::ClusterError;
-use crate::admission::{Admission, MESSAGE_TIME, RENEWAL, answer_key, renewed_key, request_key};
+use crate::admission::{Admission, MESSAGE_TIME, answer_key, renewed_key, request_key};
 use crate::authority::check_secret;
 use crate::file::ClusterFile;
 use crate::joining::{Request, Welcome, read_answer, refused};
 use crate::operator::Operator;
+use crate::pending::RENEWAL;
 use crate::records::now_s;
 use crate::token::Token;
 use crate::users::digits;
@@ -21,6 +22,8 @@ use std::time::{self, Duration};
 
 /// Between two looks for the answer.
 const PAUSE: Duration = Duration::from_millis(200);
+/// A request without an answer is made again after this.
+const ASK_AGAIN: Duration = Duration::from_secs(3);
 
 /// The private key of a host, by which etcd knows it; made where there is none.
 pub struct HostKey(Key);
@@ -105,6 +108,7 @@ pub fn join(token: &Token, host: &str, key: &HostKey, wait: Duration) -> Result<
     let ask = Transaction { compares: Vec::new(), writes: vec![Write { key: asked.clone(), value, lease }] };
     store.commit(&ask).map_err(denied)?;
     let begin = time::Instant::now();
+    let mut asked_at = begin;
     let outcome = loop {
         let entry = store.get(&answered, None).map_err(denied)?;
         if let Some(outcome) = entry.and_then(|entry| read_answer(&entry.value, public, &token.id, &request)) {
@@ -112,6 +116,12 @@ pub fn join(token: &Token, host: &str, key: &HostKey, wait: Duration) -> Result<
         }
         if begin.elapsed() > wait {
             break None;
+        }
+        if asked_at.elapsed() > ASK_AGAIN {
+            // A controller that had no room for it, or has begun since and lists a bounded part, hears of it so.
+            asked_at = time::Instant::now();
+            // Where that fails, the next look for the answer says why.
+            let _ = store.commit(&ask);
         }
         sleep(PAUSE);
     };

@@ -50,6 +50,7 @@ mod named;
 mod operator;
 mod pace;
 mod peers;
+mod pending;
 mod places;
 mod reclaiming;
 mod records;
@@ -61,7 +62,7 @@ mod view;
 mod vnics;
 mod x509;
 
-pub use admission::{Admission, DEFAULT_POOL, Pending};
+pub use admission::{Admission, DEFAULT_POOL};
 pub use authority::{AuthorityFiles, CONTROLLER_FILE, member_name};
 pub use blocks::{Blocks, Controller, DueBlocks, block_prefix, due_blocks, due_default, floating_part};
 pub use file::{AuthorityFile, ClusterFile, DEFAULT_ROOT, Wire};
@@ -77,6 +78,7 @@ pub use named::{Named, named};
 pub use operator::{Operator, Removed};
 pub use pace::Pace;
 pub use peers::{Peer, PeersOf};
+pub use pending::Pending;
 pub use places::{ClaimsOf, Move, due_places, place_vnics};
 pub use reclaiming::{Reclaim, Reclaimed, due_reclaims};
 pub use records::{

@@ -150,7 +150,8 @@ impl MembersWriter {
     /// # Errors
     /// Certificates that can't be used.
     pub fn new(file: &ClusterFile, host: &str) -> Result<Self, ClusterError> {
-        Ok(Self { store: file.store(&file.keys().host(host))? })
+        // They are compared with the news, so a write that comes late is written over.
+        Ok(Self { store: file.store(&file.keys().host(host))?.without_receipts() })
     }
 
     /// Writes the parts that are others than etcd has, where the host's record is the one that was written at this

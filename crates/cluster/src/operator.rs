@@ -1,6 +1,6 @@
 //! The operator's side: what is declared for all hosts is read and changed here, with the operator's own credential.
 use crate::ClusterError;
-use crate::admission::{RENEWAL, is_taken, remove_host, uses_left};
+use crate::admission::{is_taken, remove_host, uses_left};
 use crate::blocks::{Controller, floating_part};
 use crate::file::ClusterFile;
 use crate::follow::Follow;
@@ -10,6 +10,7 @@ use crate::keys::{
 };
 use crate::members::MEMBERS_PART_COUNT;
 use crate::peers::own_ranges;
+use crate::pending::RENEWAL;
 use crate::places::{self, Move, holder_of, move_vnic};
 use crate::records::{Drained, FULL_MESH_COUNT, Identity, RECLAIM_AFTER_S, VERSION, is_host_name, now_s};
 use crate::turns::{part, serial_in, serial_write};

@@ -2,7 +2,7 @@
 use crate::ClusterError;
 use crate::authority::{OPERATOR_USER, ROOT_USER, check_secret};
 use crate::file::ClusterFile;
-use crate::users::{check_user, join_user, token_of_user};
+use crate::users::{check_user, join_user};
 use freeflow_etcd::{Auth, EtcdError, Right};
 use freeflow_orchestrator::store::StoreError;
 
@@ -83,16 +83,20 @@ impl Rights {
         Ok(())
     }
 
-    /// Tokens whose bearers have users in etcd, also of other clusters that share it.
-    pub fn tokens(&self) -> Result<Vec<String>, ClusterError> {
-        let users = self.auth.users().map_err(failed)?;
-        Ok(users.iter().filter_map(|user| token_of_user(user)).map(str::to_owned).collect())
+    /// All users in etcd, also those of other clusters that share it.
+    pub fn users(&self) -> Result<Vec<String>, ClusterError> {
+        self.auth.users().map_err(failed)
     }
 
     /// Whether it is a token of this cluster.
     pub fn is_own_token(&self, id: &str) -> Result<bool, ClusterError> {
         let part = format!("{}/", self.file.keys().requests_by(id));
         self.auth.has_right(&join_user(id), &part).map_err(failed)
+    }
+
+    /// Whether it is the user of a host of this cluster.
+    pub fn is_own_host(&self, user: &str) -> Result<bool, ClusterError> {
+        self.auth.has_right(user, &self.file.keys().prefix()).map_err(failed)
     }
 
     /// A host that is a host no more.

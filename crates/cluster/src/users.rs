@@ -46,6 +46,12 @@ pub(crate) fn is_user_of(user: &str, host: &str) -> bool {
     rest.is_some_and(|rest| is_digits(rest, USER_BYTES))
 }
 
+/// The host whose user it is.
+pub(crate) fn host_of_user(user: &str) -> Option<&str> {
+    let (host, _) = user.strip_prefix("host-")?.rsplit_once('-')?;
+    Some(host).filter(|host| is_user_of(user, host))
+}
+
 /// Nobody gets a certificate or rights by a name that somebody has written among those of hosts that were admitted,
 /// such as root's.
 pub(crate) fn check_user(user: &str, host: &str) -> Result<(), ClusterError> {

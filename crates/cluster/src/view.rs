@@ -427,7 +427,7 @@ impl View {
     }
 
     /// The revision of a host's last word.
-    pub(crate) fn word(&self, host: &str) -> Option<Revision> {
+    pub fn word(&self, host: &str) -> Option<Revision> {
         self.words.get(host).copied()
     }
 

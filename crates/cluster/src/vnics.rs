@@ -223,7 +223,9 @@ impl VnicsWriter {
     /// # Errors
     /// Certificates that can't be used.
     pub fn new(file: &ClusterFile, host: &str) -> Result<Self, ClusterError> {
-        Ok(Self { store: file.store(&file.keys().vnics(host))?, record: file.keys().record(host) })
+        // All of them are said again soon.
+        let store = file.store(&file.keys().vnics(host))?.without_receipts();
+        Ok(Self { store, record: file.keys().record(host) })
     }
 
     /// Writes them with the present time, where the host's record is the one that was written at this revision; the

@@ -19,7 +19,7 @@ use tokio::time::{sleep, timeout};
 
 /// After a failure; twice as long each time, up to the longest, a half of it at random.
 const PAUSE_FIRST: Duration = Duration::from_millis(100);
-const PAUSE_LONGEST: Duration = Duration::from_secs(5);
+const PAUSE_LONGEST: Duration = Duration::from_secs(2);
 /// News that wait to be taken.
 pub const NEWS_COUNT: usize = 16;
 /// etcd answers the request for a watch at once.

@@ -61,6 +61,8 @@ struct Keys {
     lease: Option<(i64, time::Instant)>,
     /// Conditions of each transaction.
     guards: Vec<Compare>,
+    /// Transactions whose answers are lost are not asked after.
+    may_be_unsure: bool,
 }
 
 /// The key that shows that a transaction was done, and its lease.
@@ -102,7 +104,8 @@ impl EtcdStore {
         };
         let root = format!("{}/", root.trim_end_matches('/'));
         let writer = format!("{:016x}{:016x}", random(), random());
-        let keys = Keys { client, root, writer, receipt_count: 0, last_receipt: None, lease: None, guards: Vec::new() };
+        let (last_receipt, lease, guards) = Default::default();
+        let keys = Keys { client, root, writer, receipt_count: 0, last_receipt, lease, guards, may_be_unsure: false };
         Ok(Self { runtime, keys })
     }
 
@@ -136,6 +139,15 @@ impl EtcdStore {
         let done: Result<TxnResponse, EtcdError> =
             self.runtime.block_on(self.keys.client.repeat("/etcdserverpb.KV/Txn", request));
         Ok(done?.succeeded)
+    }
+
+    /// Makes no receipts: a third of what each write is to etcd. A transaction whose answer is lost fails then, and may
+    /// be done nevertheless, or later. For writers who do no harm by writing the same twice, or whose conditions keep a
+    /// late one away.
+    #[must_use]
+    pub fn without_receipts(mut self) -> Self {
+        self.keys.may_be_unsure = true;
+        self
     }
 
     /// How long one attempt of a call may take.
@@ -294,7 +306,8 @@ impl Keys {
 
     async fn attempt(&mut self, transaction: &Transaction) -> Result<Committed, EtcdError> {
         let mut request = self.request_of(transaction);
-        let receipt = if transaction.writes.is_empty() { None } else { Some(self.add_receipt(&mut request).await?) };
+        let is_receipt_due = !self.may_be_unsure && !transaction.writes.is_empty();
+        let receipt = if is_receipt_due { Some(self.add_receipt(&mut request).await?) } else { None };
         let done = match (self.client.transact(request).await, &receipt) {
             (Ok(response), _) => {
                 let at = revision(revision_of(response.header.as_ref()));

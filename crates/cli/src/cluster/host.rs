@@ -26,6 +26,10 @@ pub struct Memory {
     pub revision: u64,
     #[serde(default)]
     pub declared: u64,
+    /// When this host's own last word was written, as a controller has it. Nobody else writes it, so an earlier one is
+    /// of a backup, however far etcd has come since that was restored.
+    #[serde(default)]
+    pub word: u64,
     /// vNICs that were let go, and those that a container has had, each under the revision of its place.
     #[serde(default)]
     pub released: BTreeMap<String, u64>,

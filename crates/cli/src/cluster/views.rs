@@ -2,12 +2,20 @@
 use freeflow_cluster::{Followed, HostVnic, HostVnics, View};
 use freeflow_orchestrator::objects::API_VERSION;
 use serde_json::{Value, json};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-/// The vNICs that hosts have, each with its host and the age of what that said.
+/// The vNICs that hosts have, each with its host and the age of what that said. One that has moved is no more where it
+/// was, once the host that has its place says that it is there: the former one has not spoken since.
 pub fn vnics(view: &View) -> Vec<Value> {
+    let is_said_by = |host: &str, name: &str| {
+        view.vnics().get(host).is_some_and(|said| said.vnics.iter().any(|vnic| vnic.name == name))
+    };
+    let places = view.places().iter().filter(|(name, (_, place))| is_said_by(&place.host, name));
+    let places: BTreeMap<&str, &str> = places.map(|(name, (_, place))| (name.as_str(), place.host.as_str())).collect();
+    let is_there = |host: &str, name: &str| places.get(name).is_none_or(|place| *place == host);
     let of_host = |(host, said): (&String, &HostVnics)| {
-        said.vnics.iter().map(|vnic| of_vnic(host, said.age_s(), vnic)).collect::<Vec<_>>()
+        let present = said.vnics.iter().filter(|vnic| is_there(host, &vnic.name));
+        present.map(|vnic| of_vnic(host, said.age_s(), vnic)).collect::<Vec<_>>()
     };
     view.vnics().iter().filter(|(host, _)| view.hosts().contains_key(*host)).flat_map(of_host).collect()
 }
@@ -94,6 +102,35 @@ pub fn still(object: &Value) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use freeflow_cluster::{News, Scope};
+    use freeflow_orchestrator::Revision;
+    use freeflow_orchestrator::store::Entry;
+
+    #[test]
+    fn a_vnic_that_has_moved_is_where_its_place_is() {
+        let mut view = View::new("/freeflow", Scope::Vnics);
+        let put = |view: &mut View, key: &str, value: Value| {
+            let (key, value) = (format!("/freeflow/{key}"), value.to_string().into_bytes());
+            let (created, modified) = (Revision(1), Revision(2));
+            let entry = Entry { key: key.clone(), value, created, modified, lease: None };
+            view.take(News::Changed(Revision(2), vec![(key, Some(entry))]));
+        };
+        let said = json!({"at_s": 1, "vnics": [{"name": "database", "title": "t"}]});
+        for number in 1..=2 {
+            let record = json!({"address": format!("192.0.2.{number}"), "control_port": 4790,
+                "public_key": format!("{number:064x}"), "default_range": format!("10.111.{number}.0/24")});
+            put(&mut view, &format!("hosts/h{number}/data/record"), record);
+        }
+        let hosts = |view: &View| {
+            let host = |vnic: &Value| vnic["status"]["host"].as_str().unwrap_or_default().to_owned();
+            vnics(view).iter().map(host).collect::<Vec<_>>()
+        };
+        put(&mut view, "vnics/h1/data/0", said.clone());
+        put(&mut view, "places/data/database", json!({"host": "h2", "addresses": ["10.50.224.2"]}));
+        assert_eq!(hosts(&view), ["h1"], "the next host has not spoken");
+        put(&mut view, "vnics/h2/data/0", said);
+        assert_eq!(hosts(&view), ["h2"]);
+    }
 
     #[test]
     fn age_is_no_change() {

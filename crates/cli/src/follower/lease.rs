@@ -3,10 +3,10 @@
 //!
 //! Invariant: a word goes to etcd that names a time only when the router has a lease that ends before that time is
 //! over, if it is not extended. So the router stops the vNICs also when nobody is there to say so.
-use super::{Follower, WHOLE, log, log_other};
+use super::{Follower, Host, WHOLE, log, log_other, ranges_of};
 use crate::control::api::{Answer, BASE, Trouble, encoded};
 use crate::failure::{Failure, Result};
-use freeflow_cluster::{Acknowledged, Operator, Problem, Scope, View, lease_time};
+use freeflow_cluster::{Acknowledged, Follow, Operator, Problem, Scope, View, lease_time};
 use freeflow_orchestrator::{Pool, Revision};
 use freeflow_shm::boottime_ns;
 use serde::Deserialize;
@@ -16,6 +16,12 @@ use std::time::{Duration, Instant};
 
 /// So long a word can be on its way to etcd, also that of a follower that was killed, nanoseconds.
 const LATE_NS: u64 = 60_000_000_000;
+
+/// The time of a lease that is over from the beginning, where the cluster names none.
+const FIRST_S: u64 = 86_400;
+
+/// News of the last word's revision are awaited so long; then all is listed anew.
+const NEWS_TIME: Duration = Duration::from_secs(3);
 
 /// The lease, as the router says it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -50,6 +56,12 @@ pub struct OwnLease {
     had: (Revision, BTreeSet<String>),
     /// The last words of the log about it.
     said: Option<String>,
+    /// Whether etcd knew this host when this process had its first news.
+    was_known: Option<bool>,
+    /// It is over from the beginning: the host has come back without what it had, and etcd has no word of it since.
+    is_first: bool,
+    /// When the news were begun anew for the candidate's sake, or the candidate came.
+    awaited: Option<Instant>,
 }
 
 /// Networks whose range on a host another one says that it has. It is believed only where it may be so: the host's
@@ -75,8 +87,10 @@ fn until_ns(began_ns: u64, after_s: u64) -> u64 {
 impl OwnLease {
     /// Of a follower that begins.
     pub fn new() -> Self {
+        let silent_since_ns = boottime_ns();
         let (status, told, candidate, saying, doubtful, had, said) = Default::default();
-        Self { status, told, candidate, saying, doubtful, had, said, silent_since_ns: boottime_ns() }
+        let (was_known, is_first, awaited) = Default::default();
+        Self { status, told, candidate, saying, silent_since_ns, doubtful, had, said, was_known, is_first, awaited }
     }
 
     /// Whether the vNICs in the cluster's networks are stopped.
@@ -86,8 +100,16 @@ impl OwnLease {
 
     /// For people.
     pub fn problem(&self) -> Option<Problem> {
-        let why = "this host had not reached etcd for so long that its blocks of addresses may be others': its vNICs in \
-                   the cluster's networks are stopped, until it has reached etcd and looked at what it has";
+        let why = match self.is_first {
+            true => {
+                "this host has come back without what it knew of the cluster: it makes no vNICs in the cluster's networks \
+                 until etcd has its word, and it has looked at what it has still"
+            }
+            false => {
+                "this host had not reached etcd for so long that its blocks of addresses may be others': its vNICs in \
+                 the cluster's networks are stopped, until it has reached etcd and looked at what it has"
+            }
+        };
         self.is_over().then(|| Problem::new(why))
     }
 }
@@ -115,6 +137,23 @@ impl Follower {
         }
     }
 
+    /// Before the host gets anything of the cluster's. One that etcd knows already, and that has nothing here, has come
+    /// back without its state: by the last word that etcd has of it, all may be taken back at any moment. So it has a
+    /// lease that is over until a word of this process is there.
+    pub(super) fn await_first_word(&mut self) -> Result<()> {
+        let is_known = self.standing.as_ref().is_some_and(|standing| standing.before.is_some());
+        let was_known = *self.lease.was_known.get_or_insert(is_known);
+        if !was_known || self.report.acknowledged().is_some() || self.lease_status()?.after_s.is_some() {
+            return Ok(());
+        }
+        if ranges_of(&mut Host { api: &self.api })?.is_empty() {
+            let after_s = self.view.reclaim_after_s().unwrap_or(FIRST_S);
+            self.ask_lease(Some(&json!({"afterS": after_s, "untilNs": 0})))?;
+            self.lease.is_first = true;
+        }
+        Ok(())
+    }
+
     /// The time that the host's words may name: the router keeps to it.
     pub(super) fn reclaim_after_s(&mut self) -> Option<u64> {
         let wanted = self.check_identity().is_ok().then(|| self.view.reclaim_after_s());
@@ -138,6 +177,8 @@ impl Follower {
         match wanted.unwrap_or(status.after_s) {
             None => Ok(None),
             after_s if after_s == status.after_s || status.has_ended() => Ok(status.after_s),
+            // The last word that etcd has may name a shorter time, which is over: first it has one that names none.
+            Some(_) if status.after_s.is_none() && self.is_last_word_unknown() => Ok(None),
             Some(after_s) => {
                 let latest_ns = until_ns(boottime_ns(), after_s);
                 let until_ns = status.after_s.map_or(latest_ns, |_| latest_ns.min(status.until_ns));
@@ -145,6 +186,11 @@ impl Follower {
                 Ok(Some(after_s))
             }
         }
+    }
+
+    /// Whether etcd may have a word of a process before this one.
+    fn is_last_word_unknown(&mut self) -> bool {
+        self.lease.was_known != Some(false) && self.report.acknowledged().is_none()
     }
 
     /// Networks whose range here is not, or not surely, the block that this host has by etcd. `None`: this process has
@@ -206,8 +252,27 @@ impl Follower {
             word.reclaim_after_s.is_none_or(|after_s| until_ns(word.began_ns, after_s) > boottime_ns())
         };
         self.lease.candidate = self.lease.candidate.filter(is_good).or(acknowledged.filter(is_good));
-        let is_seen = |word: Acknowledged| self.view.revision() >= word.revision && self.carried.0 < word.revision.0;
-        self.lease.candidate.is_some_and(is_seen)
+        let Some(word) = self.lease.candidate else {
+            self.lease.awaited = None;
+            return false;
+        };
+        if self.view.revision() < word.revision {
+            self.await_news();
+            return false;
+        }
+        self.carried.0 < word.revision.0
+    }
+
+    /// Where nothing changes that hosts follow, no news come of the revision of this host's own word.
+    fn await_news(&mut self) {
+        let since = *self.lease.awaited.get_or_insert_with(Instant::now);
+        if since.elapsed() > NEWS_TIME {
+            self.lease.awaited = Some(Instant::now());
+            if let Ok(follow) = Follow::start(&self.file) {
+                self.claims.set_waker(follow.waker());
+                self.follow = follow;
+            }
+        }
     }
 
     /// Extends the lease, or begins it again, by the last word that etcd has.
@@ -264,7 +329,7 @@ impl Follower {
         self.lease.told = told;
         if is_over {
             log("this host has its lease of the cluster's addresses again");
-            self.lease.candidate = None;
+            (self.lease.candidate, self.lease.is_first) = (None, false);
             // Declared vNICs are made again.
             self.is_due = true;
         }

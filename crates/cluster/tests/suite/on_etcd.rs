@@ -5,6 +5,7 @@ use freeflow_cluster::{
     ClusterError, ClusterFile, Controller, Follow, Followed, Held, Holdings, HostRecord, Operator, Report, Scope,
     There, View, place_vnics,
 };
+use freeflow_etcd::Endpoints;
 use freeflow_orchestrator::objects::ObjectKind;
 use freeflow_orchestrator::{Change, Pool, Reason};
 use serde_json::json;
@@ -571,4 +572,39 @@ fn a_declared_vnic_has_one_place_whoever_writes_it() {
     assert_eq!(operator.view().expect("read").places()["other"].1.host, "h3");
     other.remove_host("h3").expect("done");
     assert_eq!(operator.view().expect("read").places().len(), 0);
+}
+
+/// A follower is killed while its word is on the way, and the word arrives when the next follower has said another one.
+#[test]
+fn a_word_that_is_late_takes_the_place_of_no_later_one() {
+    let etcd = Cluster::start(3, &[]);
+    let file_of = |member: usize| {
+        let path = etcd.directory().join(format!("of{member}.json"));
+        fs::write(&path, json!({"etcd": [etcd.url(member)]}).to_string()).expect("written");
+        ClusterFile::read(&path).expect("a file")
+    };
+    let (slow, quick) = (file_of(0), file_of(1));
+    let operator = init(&quick);
+    say(&slow, "h1", 1, 1, &[]);
+    let view = || operator.view().map_err(|error| error.to_string());
+    let named = || view().map(|view| view.followed()["h1"].reclaim_after_s);
+    let words = |after_s| Followed { reclaim_after_s: Some(after_s), ..Followed::default() };
+    let there = There::of(&view().expect("read"), "h1");
+    let mut first = Report::start(&slow, "h1", || 0).expect("a thread");
+    first.say(None, Holdings::default(), words(30), there.clone());
+    until("it is said", || if named()? == Some(30) { Ok(()) } else { Err(format!("{:?}", first.error())) });
+    etcd.stop(0, true);
+    first.say(None, Holdings::default(), words(20), there.clone());
+    until("no answer comes", || first.error().map(drop).ok_or_else(|| "not yet".into()));
+    drop(first);
+    // Its thread may have begun once more, and ends when that has no answer either.
+    std::thread::sleep(Duration::from_secs(6));
+    let mut second = Report::start(&quick, "h1", || 0).expect("a thread");
+    second.say(None, Holdings::default(), words(3600), there);
+    until("it is said", || if named()? == Some(3600) { Ok(()) } else { Err(format!("{:?}", second.error())) });
+    etcd.stop(0, false);
+    drop(open(&Endpoints::parse(&etcd.url(0)).expect("an address"), "/other"));
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!(named().expect("read"), Some(3600));
+    assert_eq!(second.error(), None);
 }

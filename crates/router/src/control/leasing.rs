@@ -98,15 +98,19 @@ impl Control {
             return refused(Reason::Invalid, "this host follows no cluster".into());
         }
         self.look_at_lease();
-        if self.leasing.is_over && !self.leased_vnics().is_empty() {
-            return refused(Reason::Conflict, "the lease is over: vNICs are being stopped".into());
+        // A vNIC of before that is being stored would be one of the lease that begins.
+        if self.leasing.is_over && (self.has_command() || !self.leased_vnics().is_empty()) {
+            return refused(Reason::Conflict, "the lease is over: vNICs are being stopped, or stored".into());
         }
         let now = (self.leasing.boot.as_str(), boottime_ns());
         match Lease::changed(self.leasing.lease.as_ref(), self.leasing.is_over, change, now) {
             Err(why) => refused(Reason::Conflict, why),
             Ok(lease) => {
+                // One that is over from the beginning ends nothing.
+                let is_first = self.leasing.lease.is_none() && !self.has_command() && self.leased_vnics().is_empty();
                 self.leasing.lease = lease.clone();
-                if std::mem::replace(&mut self.leasing.is_over, false) {
+                let is_over = is_first && self.leasing.has_ended();
+                if std::mem::replace(&mut self.leasing.is_over, is_over) {
                     info!("the host has a lease of the cluster's addresses again");
                     self.audit.note(Entry::Router { what: "lease renewed" });
                 }

@@ -407,3 +407,21 @@ fn a_lease_that_is_over_ends_its_vnics_and_takes_no_new_ones() {
     drop(control);
     std::fs::remove_dir_all(&directory).unwrap();
 }
+
+#[test]
+fn a_lease_begins_after_what_was_planned_before_is_stored_or_refused() {
+    let directory = std::env::temp_dir().join(format!("ff-control-lease-first-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    let mut control = leased(&directory);
+    // Of a host that has nothing yet, until etcd has its word.
+    assert_eq!(change_lease(&mut control, 0, false, &[]), Ok(()));
+    assert_eq!(attach(&mut control, "a"), Err(Reason::Forbidden));
+    let later = || freeflow_shm::boottime_ns() + 15_000_000_000;
+    assert_eq!(change_lease(&mut control, later(), false, &[]), Err(Reason::Conflict), "without a look");
+    let while_stored = control.with_command(|control| Ok(change_lease(control, later(), true, &[])));
+    assert_eq!(while_stored.unwrap(), Err(Reason::Conflict), "a vNIC by an address of before");
+    assert_eq!(change_lease(&mut control, later(), true, &[]), Ok(()));
+    assert_eq!(attach(&mut control, "a"), Ok(()));
+    drop(control);
+    std::fs::remove_dir_all(&directory).unwrap();
+}

@@ -158,6 +158,8 @@ pub struct Fabric {
     /// This host's address, for packets.
     pub(crate) address: Option<IpAddr>,
     pub(crate) hosts: BTreeMap<HostId, Host>,
+    /// QPs of ours, and the hosts that are notified of them; some are not any more.
+    listening: BTreeMap<Qpn, BTreeSet<HostId>>,
     pub(crate) routes: BTreeMap<(NetworkId, Gid), HostId>,
     pub(crate) groups: BTreeMap<(NetworkId, Gid), BTreeMap<HostId, Qpn>>,
     pub(crate) external: Vec<ExternalPeers>,
@@ -529,6 +531,7 @@ impl Fabric {
     pub(crate) fn note_notified(&mut self, id: HostId, qpn: Qpn) {
         if let Some(host) = self.hosts.get_mut(&id) {
             host.notified.insert(qpn);
+            self.listening.entry(qpn).or_default().insert(id);
         }
     }
 
@@ -538,11 +541,18 @@ impl Fabric {
         if let Some(host) = peer.filter(|_| is_somebody) {
             self.note_notified(host, qpn);
         }
-        let hears = |(&id, host): (&HostId, &mut Host)| {
+        let mut ids = match is_somebody {
+            true => self.listening.get(&qpn).cloned(),
+            false => self.listening.remove(&qpn),
+        }
+        .unwrap_or_default();
+        ids.extend(peer);
+        let mut hears = |id: &HostId| {
+            let Some(host) = self.hosts.get_mut(id) else { return false };
             let notified = if is_somebody { host.notified.contains(&qpn) } else { host.notified.remove(&qpn) };
-            ((notified || peer == Some(id)) && host.external.is_none()).then_some(id)
+            (notified || peer == Some(*id)) && host.external.is_none()
         };
-        self.hosts.iter_mut().filter_map(hears).collect()
+        ids.into_iter().filter(|id| hears(id)).collect()
     }
 
     pub fn group_hosts(&self, network: NetworkId, group: Gid, into: &mut Vec<(Destination, Qpn)>) {
