@@ -13,7 +13,7 @@ PROGRAMS := freeflow freeflow-router
 export CARGO_TARGET_DIR := $(TARGET_DIR)
 export FREEFLOW_DIST := $(DIST)
 
-.PHONY: all build programs library headers demo demo-cluster test test-full test-interop test-images test-engines test-sanitizers test-packages packages bench fmt lint deps clean help
+.PHONY: all build programs library headers demo demo-cluster test test-full test-interop test-images test-engines test-sanitizers test-kubernetes test-packages packages bench fmt lint deps clean help
 .DEFAULT_GOAL := all
 
 all: build ## build dist/bin, dist/lib and dist/include
@@ -64,6 +64,10 @@ test-sanitizers: build ## libibverbs and the C test programs under AddressSaniti
 
 test-engines: build ## Docker 20.10 and 26.1, containerd 1.6 and 1.7, which it fetches once
 	scripts/test-stages engines
+
+test-kubernetes: build ## a real Kubernetes, containerd 2 and FreeFlow on one node; builds these once, with Go
+	scripts/install-deps kubernetes
+	scripts/test-stages kubernetes
 
 packages: ## Debian packages, rpms, a tarball and an OCI image, in dist/packages
 	scripts/build-packages
