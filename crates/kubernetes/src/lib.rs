@@ -1,0 +1,10 @@
+//! FreeFlow in a Kubernetes cluster.
+//!
+//! - [`api`]: a client of the API server.
+//! - [`log`]: lines on stderr.
+//!
+//! The program `freeflow-kubernetes` has a subcommand for each part.
+#![forbid(unsafe_code)]
+
+pub mod api;
+pub mod log;
