@@ -1,0 +1,78 @@
+"""FreeFlow's own part of a Kubernetes for tests: its manifests, and an image with its programs."""
+
+import os
+import shutil
+
+import yaml
+
+from harness import made_images, settings
+from harness.engines import wait_until
+from harness.failure import need
+from harness.processes import run
+
+DEPLOY = settings.ROOT / "deploy" / "kubernetes"
+CRDS = DEPLOY / "chart" / "crds" / "freeflow.yaml"
+NAMESPACE = "freeflow-system"
+IMAGE = ("example.org/freeflow", "test")
+PROGRAMS = ("freeflow", "freeflow-router", "freeflow-kubernetes")
+
+
+def manifests(kubernetes, *values):
+    """A file of what the chart gives with these values besides the image's."""
+    repository, tag = IMAGE
+    given = [f"image.repository={repository}", f"image.tag={tag}", "image.pullPolicy=Never", *values]
+    path = kubernetes.directory / "freeflow.yaml"
+    path.write_text(run(["/usr/bin/python3", settings.ROOT / "scripts" / "render-manifests", "--print", *given]))
+    return path
+
+
+def documents(path):
+    return [each for each in yaml.safe_load_all(path.read_text()) if each]
+
+
+def import_image(node):
+    """As `make packages` lays it out, of the programs in dist/, and with this machine's programs for the router."""
+    missing = [name for name in PROGRAMS if not (settings.DIST / "bin" / name).exists()]
+    need(not missing, f"not built in {settings.DIST}: {missing}: run `make`")
+    root = made_images.make_root(node.directory / "freeflow", "sh", "tc", *(str(settings.DIST / "bin" / name) for name in PROGRAMS))
+    for name in PROGRAMS:
+        os.rename(root / "bin" / name, root / "usr" / "bin" / name)
+    library = root / "usr/lib/freeflow"
+    shutil.copytree(settings.DIST / "lib", library)
+    (root / "usr/bin/freeflow-router").rename(library / "freeflow-router")
+    node.import_image(":".join(IMAGE), root, {"Env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]})
+
+
+def wait_for_crds(kubernetes):
+    names = [each["metadata"]["name"] for each in documents(CRDS)]
+    kubernetes.kubectl("wait", "--for=condition=Established", "--timeout=60s", *(f"crd/{name}" for name in names))
+
+
+def install(kubernetes, *values):
+    """The definitions, then the chart's objects; returns when all pods of it are ready."""
+    for node in kubernetes.nodes:
+        import_image(node)
+    kubernetes.kubectl("apply", "-f", CRDS)
+    wait_for_crds(kubernetes)
+    kubernetes.kubectl("create", "namespace", NAMESPACE, codes=(0, 1))
+    kubernetes.kubectl("apply", "-f", manifests(kubernetes, *values))
+    wait_until_ready(kubernetes)
+
+
+def logs(kubernetes):
+    """Of FreeFlow's pods: their logs and events."""
+    names = [row["metadata"]["name"] for row in kubernetes.get("pods", namespace=NAMESPACE)]
+    return "\n".join(f"--- {name}\n{kubernetes.describe_pod(name, NAMESPACE)}\n"
+                     f"{kubernetes.logs(name, NAMESPACE, ['--all-containers', '--tail=20'])}" for name in names)
+
+
+def wait_until_ready(kubernetes, seconds=120):
+    def are_ready():
+        daemons = kubernetes.get("daemonset", "freeflow-node", NAMESPACE)["status"]
+        wanted = len(kubernetes.nodes)
+        return daemons.get("numberReady") == wanted and daemons.get("updatedNumberScheduled") == wanted and all(
+            row["status"].get("readyReplicas") == row["spec"]["replicas"] for row in kubernetes.get("deployments", namespace=NAMESPACE))
+    wait_until(are_ready, lambda: f"FreeFlow's pods are ready:\n{logs(kubernetes)}", seconds)
+    slices = lambda: [row for row in kubernetes.get("resourceslices", namespace=None) if row["spec"]["driver"] == "freeflow.io"]  # noqa: E731
+    wait_until(lambda: len({row["spec"]["nodeName"] for row in slices()}) == len(kubernetes.nodes),
+               lambda: f"the nodes offer vNICs:\n{logs(kubernetes)}", seconds)
