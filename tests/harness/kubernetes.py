@@ -40,6 +40,7 @@ class Kubernetes:
         require_commands("openssl", "setpriv", "unshare", "nsenter", "runc", "ip", "busybox")
         self.programs = installed()
         self.machines, self.nodes = [], []
+        self.has_freeflow = False
         try:
             self.machine = self.add_machine()
             self.directory = self.machine.directory
@@ -166,8 +167,8 @@ class Kubernetes:
             return any(row["restartCount"] >= count for row in rows)
         wait_until(has_restarted, lambda: f"a container of {name} restarts:\n{self.describe_pod(name, namespace)}")
 
-    def exec(self, name, *words, namespace="default", codes=(0,)):
-        return self.kubectl("exec", "--namespace", namespace, name, "--", *words, codes=codes)
+    def exec(self, name, *words, namespace="default", container="main", codes=(0,)):
+        return self.kubectl("exec", "--namespace", namespace, "--container", container, name, "--", *words, codes=codes)
 
     def logs(self, name, namespace="default", words=()):
         return self.kubectl("logs", "--namespace", namespace, name, *words, codes=(0, 1))

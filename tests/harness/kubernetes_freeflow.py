@@ -1,5 +1,6 @@
 """FreeFlow's own part of a Kubernetes for tests: its manifests, and an image with its programs."""
 
+import json
 import os
 import shutil
 
@@ -13,6 +14,7 @@ from harness.processes import run
 DEPLOY = settings.ROOT / "deploy" / "kubernetes"
 CRDS = DEPLOY / "chart" / "crds" / "freeflow.yaml"
 NAMESPACE = "freeflow-system"
+LISTED = "listed"
 IMAGE = ("example.org/freeflow", "test")
 PROGRAMS = ("freeflow", "freeflow-router", "freeflow-kubernetes")
 
@@ -48,6 +50,19 @@ def wait_for_crds(kubernetes):
     kubernetes.kubectl("wait", "--for=condition=Established", "--timeout=60s", *(f"crd/{name}" for name in names))
 
 
+def install_once(kubernetes):
+    """On the node's own router, with a network that the administrator lists for device plugins."""
+    if kubernetes.has_freeflow:
+        return
+    file = kubernetes.directory / "listed.json"
+    spec = {"cidrs": ["10.52.0.0/24"]}
+    file.write_text(json.dumps({"apiVersion": "freeflow.io/v1", "kind": "Network", "metadata": {"name": LISTED}, "spec": spec}))
+    kubernetes.node.host.freeflow("apply", "-f", file)
+    options = ["--shared-network", "default", "--shared-network", LISTED]
+    install(kubernetes, f"node.command={settings.DIST}/bin/freeflow", f"node.options={json.dumps(options)}")
+    kubernetes.has_freeflow = True
+
+
 def install(kubernetes, *values):
     """The definitions, then the chart's objects; returns when all pods of it are ready."""
     for node in kubernetes.nodes:
@@ -73,6 +88,22 @@ def wait_until_ready(kubernetes, seconds=120):
         return daemons.get("numberReady") == wanted and daemons.get("updatedNumberScheduled") == wanted and all(
             row["status"].get("readyReplicas") == row["spec"]["replicas"] for row in kubernetes.get("deployments", namespace=NAMESPACE))
     wait_until(are_ready, lambda: f"FreeFlow's pods are ready:\n{logs(kubernetes)}", seconds)
-    slices = lambda: [row for row in kubernetes.get("resourceslices", namespace=None) if row["spec"]["driver"] == "freeflow.io"]  # noqa: E731
-    wait_until(lambda: len({row["spec"]["nodeName"] for row in slices()}) == len(kubernetes.nodes),
+    wait_until(lambda: len({row["spec"]["nodeName"] for row in slices(kubernetes)}) == len(kubernetes.nodes),
                lambda: f"the nodes offer vNICs:\n{logs(kubernetes)}", seconds)
+
+
+def slices(kubernetes):
+    return [row for row in kubernetes.get("resourceslices", namespace=None) if row["spec"]["driver"] == "freeflow.io"]
+
+
+def condition(kubernetes, kind, name, wanted, namespace="default"):
+    """A condition of an object of FreeFlow's, or nothing."""
+    rows = kubernetes.get(f"{kind}.freeflow.io", name, namespace).get("status", {}).get("conditions", [])
+    return next((row for row in rows if row["type"] == wanted), {})
+
+
+def wait_for_condition(kubernetes, kind, name, wanted, status="True", namespace="default"):
+    """Its message."""
+    wait_until(lambda: condition(kubernetes, kind, name, wanted, namespace).get("status") == status,
+               lambda: f"{kind} {name} is {wanted}: {kubernetes.get(f'{kind}.freeflow.io', name, namespace)}\n{logs(kubernetes)}")
+    return condition(kubernetes, kind, name, wanted, namespace)["message"]

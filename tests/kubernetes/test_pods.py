@@ -73,14 +73,13 @@ def test_the_network_is_the_one_that_was_asked_for(kubernetes, way):
 
 def test_an_unknown_network_is_in_the_pods_events(kubernetes, way):
     kubernetes.apply(*way.objects("one", SLEEP, "blue"))
-    kubernetes.wait_for_event("one", "blue.*network|network.*blue")
+    kubernetes.wait_for_event("one", "blue")
     need(not vnics(kubernetes), "there is a vNIC")
 
 
 def test_a_pod_may_not_name_a_network_that_is_not_listed(kubernetes):
     runtime = WAYS["runtime"](kubernetes)
-    kubernetes.apply({"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "freeflow"}, "handler": "freeflow"})
-    kubernetes.apply(*runtime.objects("one", SLEEP, "green"))
+    kubernetes.apply(runtime.CLASS, *runtime.objects("one", SLEEP, "green"))
     kubernetes.wait_for_event("one", "green")
     need(not vnics(kubernetes), "there is a vNIC")
 
@@ -132,7 +131,7 @@ def test_the_router_dies(kubernetes, way):
     running(kubernetes, way)
     end_router(kubernetes.node.host)
     kubernetes.apply(*way.objects("two", SLEEP))
-    kubernetes.wait_for_event("two", "router|freeflow up|not up")
+    kubernetes.wait_for_event("two", way.DOWN)
     kubernetes.delete("pod", "two")
     kubernetes.node.host.up()
     way.wait_until_ready()
