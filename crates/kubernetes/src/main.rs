@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 use clap::{Args, Parser, Subcommand};
 use freeflow_kubernetes::api::{ApiError, Client, Configuration};
-use freeflow_kubernetes::log;
+use freeflow_kubernetes::{log, node};
 use serde_json::Value;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -28,6 +28,8 @@ struct Server {
 enum Command {
     /// Print the API server's version, to show that it can be reached
     Check,
+    /// Give pods of this node their vNICs: the DRA driver and device plugins, beside the router
+    Node(node::Options),
 }
 
 fn main() -> ExitCode {
@@ -47,6 +49,7 @@ fn dispatch(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
         let client = Client::new(configuration);
         match &arguments.command {
             Command::Check => check(&client).await?,
+            Command::Node(options) => node::run(options, client).await?,
         }
         Ok(())
     })
