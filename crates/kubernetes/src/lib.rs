@@ -1,6 +1,7 @@
 //! FreeFlow in a Kubernetes cluster.
 //!
 //! - [`api`]: a client of the API server.
+//! - [`node`]: the agent of each node, by which pods get vNICs.
 //! - [`controller`]: what Kubernetes declares becomes FreeFlow's.
 //! - [`declared`]: the custom resources, and FreeFlow's objects for them.
 //! - [`install`]: FreeFlow's files, copied from a pod onto its node.
@@ -14,3 +15,4 @@ pub mod controller;
 pub mod declared;
 pub mod install;
 pub mod log;
+pub mod node;

@@ -5,7 +5,7 @@ use freeflow_kubernetes::api::{ApiError, Client, Configuration};
 use freeflow_kubernetes::controller::{self, Declares, Settings};
 use freeflow_kubernetes::declared::crds;
 use freeflow_kubernetes::install::install;
-use freeflow_kubernetes::log;
+use freeflow_kubernetes::{log, node};
 use serde_json::Value;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -31,6 +31,8 @@ struct Server {
 enum Command {
     /// Print the API server's version, to show that it can be reached
     Check,
+    /// Give pods of this node their vNICs: the DRA driver and device plugins, beside the router
+    Node(node::Options),
     /// Declare to FreeFlow what Kubernetes has; of several, one does
     Controller(ControllerArguments),
     /// Copy FreeFlow's programs and libraries onto the node, for the hook and for containers
@@ -99,7 +101,7 @@ fn dispatch(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
             log::line(&format!("{}: {count} files were copied", to.display()));
             return Ok(());
         }
-        Command::Check | Command::Controller(_) => {}
+        Command::Check | Command::Node(_) | Command::Controller(_) => {}
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let configuration = Configuration::find(arguments.server.kubeconfig.as_deref())?;
@@ -107,6 +109,7 @@ fn dispatch(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
         let client = Client::new(configuration.clone());
         match &arguments.command {
             Command::Check => check(&client).await?,
+            Command::Node(options) => node::run(options, client).await?,
             Command::Controller(arguments) => controller::run(&client, &arguments.settings(&configuration)).await?,
             Command::Crds | Command::Install { .. } => {}
         }

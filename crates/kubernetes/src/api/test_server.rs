@@ -9,8 +9,10 @@ use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use std::convert::Infallible;
+use std::path::Path;
 use std::sync::{Arc, Mutex};
-use tokio::net::TcpListener;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, UnixListener};
 
 /// A request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,6 +54,29 @@ async fn answered(request: Request<Incoming>, answer: Answer, all: Arc<Mutex<Vec
     Response::builder().status(status).body(Full::new(text.into())).unwrap()
 }
 
+async fn serve(
+    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    answer: Answer,
+    kept: Arc<Mutex<Vec<Seen>>>,
+) {
+    let service = service_fn(move |request| {
+        let (answer, kept) = (answer.clone(), kept.clone());
+        async move { Ok::<_, Infallible>(answered(request, answer, kept).await) }
+    });
+    let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+}
+
+/// A router's REST API, or another one at a socket. In a runtime of tokio's, with which it ends.
+pub(crate) fn at_socket(path: &Path, answer: impl Fn(&Seen) -> (u16, String) + Send + Sync + 'static) {
+    let listener = UnixListener::bind(path).unwrap();
+    let answer: Answer = Arc::new(answer);
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            tokio::spawn(serve(stream, answer.clone(), Arc::default()));
+        }
+    });
+}
+
 impl TestServer {
     /// In a runtime of tokio's, with which it ends.
     pub async fn start(answer: impl Fn(&Seen) -> (u16, String) + Send + Sync + 'static) -> Self {
@@ -61,12 +86,7 @@ impl TestServer {
         let kept = seen.clone();
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                let (answer, kept) = (answer.clone(), kept.clone());
-                let service = service_fn(move |request| {
-                    let (answer, kept) = (answer.clone(), kept.clone());
-                    async move { Ok::<_, Infallible>(answered(request, answer, kept).await) }
-                });
-                tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
+                tokio::spawn(serve(stream, answer.clone(), kept.clone()));
             }
         });
         let server = Server { is_secure: false, host: address.ip().to_string(), address, path: String::new() };
