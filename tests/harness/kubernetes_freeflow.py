@@ -1,7 +1,6 @@
 """FreeFlow's own part of a Kubernetes for tests: its manifests, and an image with its programs."""
 
 import json
-import os
 import shutil
 
 import yaml
@@ -36,12 +35,11 @@ def import_image(node):
     """As `make packages` lays it out, of the programs in dist/, and with this machine's programs for the router."""
     missing = [name for name in PROGRAMS if not (settings.DIST / "bin" / name).exists()]
     need(not missing, f"not built in {settings.DIST}: {missing}: run `make`")
-    root = made_images.make_root(node.directory / "freeflow", "sh", "tc", *(str(settings.DIST / "bin" / name) for name in PROGRAMS))
+    root = made_images.make_root(node.directory / "freeflow", "sh", "tc")
+    shutil.copytree(settings.DIST / "lib", root / "usr/lib/freeflow")
     for name in PROGRAMS:
-        os.rename(root / "bin" / name, root / "usr" / "bin" / name)
-    library = root / "usr/lib/freeflow"
-    shutil.copytree(settings.DIST / "lib", library)
-    (root / "usr/bin/freeflow-router").rename(library / "freeflow-router")
+        folder = "usr/lib/freeflow" if name == "freeflow-router" else "usr/bin"
+        made_images.add_program(root, settings.DIST / "bin" / name, f"{folder}/{name}")
     node.import_image(":".join(IMAGE), root, {"Env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]})
 
 
@@ -64,14 +62,19 @@ def install_once(kubernetes):
 
 
 def install(kubernetes, *values):
-    """The definitions, then the chart's objects; returns when all pods of it are ready."""
+    """The chart; returns when all pods of it are ready."""
+    apply_chart(kubernetes, *values)
+    wait_until_ready(kubernetes)
+
+
+def apply_chart(kubernetes, *values):
+    """The definitions, then the chart's objects."""
     for node in kubernetes.nodes:
         import_image(node)
     kubernetes.kubectl("apply", "-f", CRDS)
     wait_for_crds(kubernetes)
     kubernetes.kubectl("create", "namespace", NAMESPACE, codes=(0, 1))
     kubernetes.kubectl("apply", "-f", manifests(kubernetes, *values))
-    wait_until_ready(kubernetes)
 
 
 def logs(kubernetes):
@@ -81,15 +84,28 @@ def logs(kubernetes):
                      f"{kubernetes.logs(name, NAMESPACE, ['--all-containers', '--tail=20'])}" for name in names)
 
 
+def wait_for_controller(kubernetes, seconds=120):
+    def is_ready():
+        row = kubernetes.get("deployment", "freeflow-controller", NAMESPACE)
+        return row["status"].get("readyReplicas") == row["spec"]["replicas"]
+    wait_until(is_ready, lambda: f"the controller is ready:\n{logs(kubernetes)}", seconds)
+
+
 def wait_until_ready(kubernetes, seconds=120):
+    wait_for_controller(kubernetes)
+
     def are_ready():
-        daemons = kubernetes.get("daemonset", "freeflow-node", NAMESPACE)["status"]
-        wanted = len(kubernetes.nodes)
-        return daemons.get("numberReady") == wanted and daemons.get("updatedNumberScheduled") == wanted and all(
-            row["status"].get("readyReplicas") == row["spec"]["replicas"] for row in kubernetes.get("deployments", namespace=NAMESPACE))
-    wait_until(are_ready, lambda: f"FreeFlow's pods are ready:\n{logs(kubernetes)}", seconds)
+        status, wanted = kubernetes.get("daemonset", "freeflow-node", NAMESPACE)["status"], len(kubernetes.nodes)
+        return status.get("numberReady") == wanted and status.get("updatedNumberScheduled") == wanted
+    wait_until(are_ready, lambda: f"the agents are ready:\n{logs(kubernetes)}", seconds)
     wait_until(lambda: len({row["spec"]["nodeName"] for row in slices(kubernetes)}) == len(kubernetes.nodes),
                lambda: f"the nodes offer vNICs:\n{logs(kubernetes)}", seconds)
+
+
+def declared(kind, name, namespace=None, **spec):
+    """An object of FreeFlow's."""
+    where = {"namespace": namespace} if namespace else {}
+    return {"apiVersion": "freeflow.io/v1alpha1", "kind": kind, "metadata": {"name": name, **where}, "spec": spec}
 
 
 def slices(kubernetes):

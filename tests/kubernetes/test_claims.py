@@ -6,18 +6,11 @@ from harness import kubernetes_freeflow
 from harness.engines import wait_until
 from harness.failure import need
 from harness.kubernetes import pod
-from harness.kubernetes_freeflow import wait_for_condition
+from harness.kubernetes_freeflow import declared, wait_for_condition
 from harness.kubernetes_pods import ByClaim, Way, claim_template, vnics, wait_for_no_vnic
 
 SLEEP = ["sleep", "600"]
 OTHER = "team-b"
-AGENT = f"system:serviceaccount:{kubernetes_freeflow.NAMESPACE}:freeflow-node"
-CONTROLLER = f"system:serviceaccount:{kubernetes_freeflow.NAMESPACE}:freeflow-controller"
-
-
-def declared(kind, name, namespace=None, **spec):
-    where = {"namespace": namespace} if namespace else {}
-    return {"apiVersion": "freeflow.io/v1alpha1", "kind": kind, "metadata": {"name": name, **where}, "spec": spec}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -118,15 +111,6 @@ def test_resource_slices_come_back(kubernetes):
     wait_until(lambda: kubernetes_freeflow.slices(kubernetes), lambda: f"slices are there\n{kubernetes_freeflow.logs(kubernetes)}")
 
 
-def test_a_refused_network_says_why_and_stops_no_other(kubernetes):
-    kubernetes.apply(declared("Network", "overlapping", "default", cidrs=["10.51.0.0/25"]),
-                     declared("Network", "good", "default", cidrs=["10.56.0.0/24"]))
-    wait_for_condition(kubernetes, "network", "good", "Accepted")
-    text = wait_for_condition(kubernetes, "network", "overlapping", "Accepted", "False")
-    need("10.51.0.0" in text, text)
-    kubernetes.delete("networks.freeflow.io", "overlapping", "good")
-
-
 def test_a_network_in_use_is_deleted_after_its_last_pod(kubernetes):
     kubernetes.apply(declared("Network", "used", "default", cidrs=["10.57.0.0/24"]))
     wait_for_condition(kubernetes, "network", "used", "Enforced")
@@ -137,23 +121,3 @@ def test_a_network_in_use_is_deleted_after_its_last_pod(kubernetes):
     kubernetes.delete("pod", "one")
     kubernetes.kubectl("wait", "--for=delete", "--timeout=90s", "networks.freeflow.io/used")
     need("k8s.default.used" not in kubernetes.node.host.freeflow("get", "networks"), "FreeFlow still has it")
-
-
-def test_freeflow_itself_does_not_change_what_kubernetes_declares(kubernetes):
-    output = kubernetes.node.host.freeflow("delete", "network", "k8s.default.red", codes=(1,))
-    need("kubernetes" in output and "kubectl" in output, output)
-
-
-@pytest.mark.parametrize("account, allowed, refused", [
-    (AGENT, ["patch resourceslices", "get resourceclaims"], ["get secrets", "create pods", "update nodes", "patch networks.freeflow.io",
-                                                           "delete resourceclaims", "list pods"]),
-    (CONTROLLER, ["patch networks.freeflow.io/status", "list accessrules.freeflow.io"],
-     ["get secrets", "list pods", "create networks.freeflow.io", "delete networks.freeflow.io", "patch resourceslices"]),
-])
-def test_rights_of_service_accounts(kubernetes, account, allowed, refused):
-    for words, answer in [*((each, "yes") for each in allowed), *((each, "no") for each in refused)]:
-        verb, resource = words.split()
-        more = ["--subresource=status"] if resource.endswith("/status") else []
-        resource = resource.removesuffix("/status")
-        output = kubernetes.kubectl("auth", "can-i", verb, resource, "--all-namespaces", f"--as={account}", *more, codes=(0, 1))
-        need(output.strip().splitlines()[-1] == answer, f"{account} {words}: {output}")
