@@ -100,6 +100,22 @@ impl Client {
         self.exchange(Method::GET, path, Body::None).await
     }
 
+    /// POST to such a path.
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    pub async fn post<T: DeserializeOwned>(&self, path: &str, body: &Value) -> Result<T, ApiError> {
+        self.exchange(Method::POST, path, Body::Json(body)).await
+    }
+
+    /// DELETE of such a path.
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    pub async fn delete<T: DeserializeOwned>(&self, path: &str) -> Result<T, ApiError> {
+        self.exchange(Method::DELETE, path, Body::None).await
+    }
+
     fn authorization(&self) -> Result<Option<HeaderValue>, ApiError> {
         let Target::Server(configuration) = &self.target else { return Ok(None) };
         let Some(token) = &configuration.token else { return Ok(None) };

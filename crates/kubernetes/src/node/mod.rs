@@ -1,7 +1,7 @@
 //! The node's agent: `freeflow-kubernetes node`, on each node, beside the router.
 //!
 //! - [`driver`]: the DRA driver, which prepares claims; [`claim`], [`parameters`] and [`rules`] say what they get,
-//!   [`prepared`] what is on disk of them, [`slices`] what the scheduler sees.
+//!   [`networks`] which of them a namespace has, [`prepared`] what is on disk of them, [`slices`] what the scheduler sees.
 //! - [`device_plugin`]: the same for clusters without DRA.
 //! - [`registration`], [`sockets`], [`grpc`], [`messages`]: how the kubelet is spoken to.
 //! - [`host`]: the router.
@@ -15,6 +15,7 @@ pub mod driver;
 pub mod grpc;
 pub mod host;
 pub mod messages;
+pub mod networks;
 pub mod parameters;
 pub mod prepared;
 pub mod registration;
@@ -35,6 +36,7 @@ use freeflow_orchestrator::name_is_good;
 use freeflow_shm::termination_signals;
 use host::Host;
 use messages::PluginInfo;
+use networks::NamespaceNetworks;
 use prepared::PreparedClaims;
 use rules::{Rules, SharedNetworks};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -235,7 +237,7 @@ async fn dra(options: Options, run_dir: RunDir, host: Host, client: Client) -> I
         claims: Kind::new(GROUP, VERSIONS[0], "resourceclaims").at_version(version),
         node: options.node_name.clone(),
         host,
-        rules: SharedNetworks(options.shared()),
+        rules: NamespaceNetworks { client: client.clone(), shared: SharedNetworks(options.shared()) },
         prepared: PreparedClaims {
             cdi: options.cdi_dir.clone(),
             records: options.plugin_directory().join("claims"),

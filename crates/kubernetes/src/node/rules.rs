@@ -29,16 +29,3 @@ impl SharedNetworks {
         self.0.contains(name).then(|| Granted { name: name.into(), label_keys: BTreeSet::new() })
     }
 }
-
-impl Rules for SharedNetworks {
-    fn network(&self, namespace: &str, name: &str) -> Boxed<Result<Granted, String>> {
-        let refusal = format!("the namespace {namespace} has no network {name}");
-        let found = self.find(name).ok_or(refusal);
-        Box::pin(async move { found })
-    }
-
-    fn vnic(&self, namespace: &str, name: &str) -> Boxed<Result<Granted, String>> {
-        let refusal = format!("the namespace {namespace} has no declared vNIC {name}");
-        Box::pin(async move { Err(refusal) })
-    }
-}

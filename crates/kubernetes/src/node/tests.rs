@@ -281,6 +281,45 @@ async fn what_a_tenant_may_not_is_refused_with_a_reason() {
     assert!(fs::read_dir(&node.options.cdi_dir).map_or(true, |mut all| all.next().is_none()));
 }
 
+/// By the namespace's own network, one of the cluster that allows it, and a declared vNIC.
+#[tokio::test]
+async fn a_namespace_uses_its_own_networks_and_those_that_allow_it() {
+    let node = Node::new("networks", &["--no-device-plugin"]).await;
+    router(&node.options.run_dir, &["default", "k8s.team-a.red", "k8s._.shared", "k8s._.other", "k8s.team-b.blue"]);
+    let base = "/apis/freeflow.io/v1alpha1";
+    let put = |path: &str, name: &str, spec: Value| {
+        node.put(&format!("{base}/{path}/{name}"), json!({"metadata": {"name": name}, "spec": spec}));
+    };
+    put("namespaces/team-a/networks", "red", json!({"cidrs": ["10.1.0.0/24"], "podLabels": ["tier"]}));
+    put("namespaces/team-b/networks", "blue", json!({"cidrs": ["10.2.0.0/24"]}));
+    put("clusternetworks", "shared", json!({"cidrs": ["10.3.0.0/24"], "allowedNamespaces": ["team-a"]}));
+    put("clusternetworks", "other", json!({"cidrs": ["10.4.0.0/24"], "allowedNamespaces": ["team-b"]}));
+    // One of the whole cluster never stands in front of the namespace's own.
+    put("clusternetworks", "red", json!({"cidrs": ["10.5.0.0/24"], "allowedNamespaces": ["*"]}));
+    let one = json!([device("vnic-0", "a")]);
+    let claim = |parameters: Value| node.claim(&one, &json!([config("FromClaim", parameters)]));
+    for name in ["blue", "k8s.team-b.blue", "k8s.team-a.red", "other", "k8s._.shared", "absent"] {
+        claim(json!({"network": name}));
+        node.refused(&format!("the namespace team-a has no network {name}")).await;
+    }
+    claim(json!({"network": "shared", "labels": {"tier": "web"}}));
+    node.refused("does not let a claim set the label tier").await;
+    for (parameters, words) in [
+        (json!({"network": "red", "labels": {"tier": "web"}}), ["--network", "k8s.team-a.red", "--label=tier=web"]),
+        (json!({"network": "shared"}), ["--network", "k8s._.shared", "createRuntime"]),
+        (json!({}), ["--network", "default", "createRuntime"]),
+    ] {
+        claim(parameters);
+        // Of the pod's labels the network allows one, which the claim has, too.
+        node.put(
+            "/api/v1/namespaces/team-a/pods/web",
+            json!({"metadata": {"name": "web", "uid": "P", "labels": {"a": "b"}}}),
+        );
+        assert_eq!(node.prepare().await.error, "");
+        assert_eq!(hook_words(&node.cdi().unwrap(), 0)[4..7], words);
+    }
+}
+
 #[tokio::test]
 async fn claims_outlive_the_agent_and_go_when_they_are_gone() {
     let mut node = Node::new("sweep", &["--no-device-plugin"]).await;
