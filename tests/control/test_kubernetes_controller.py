@@ -1,13 +1,16 @@
 """`freeflow-kubernetes controller` between an API server of the test's own and a router: objects, conditions, ends."""
 
+import contextlib
+import json
 import os
+import socket
 import subprocess
 import time
 
 import pytest
 
 from harness import api as rest
-from harness import need, settings
+from harness import Failure, need, settings
 from harness.host import kill_router
 from harness.kube_api import KubeApi
 
@@ -24,6 +27,25 @@ def program():
     return found[0]
 
 
+@contextlib.contextmanager
+def etcd(directory):
+    """A member that knows no users; its URL."""
+    with contextlib.ExitStack() as ports:
+        # Both are free now; who takes one until etcd has it makes the test fail, and not pass.
+        sockets = [ports.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
+        client, peer = (f"http://127.0.0.1:{one.getsockname()[1]}" for one in sockets)
+    words = [os.environ.get("FREEFLOW_ETCD", "etcd"), "--name", "m", "--data-dir", directory / "etcd", "--listen-client-urls", client,
+             "--advertise-client-urls", client, "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
+             "--initial-cluster", f"m={peer}"]
+    with (directory / "etcd.log").open("w") as log:
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    try:
+        yield client
+    finally:
+        process.kill()
+        process.wait(10)
+
+
 def until(what, probe):
     end = time.monotonic() + SECONDS
     while not (found := probe()):
@@ -33,12 +55,12 @@ def until(what, probe):
 
 
 class Controller:
-    def __init__(self, host, kube, identity):
-        config = host.directory / "kubeconfig"
+    def __init__(self, directory, kube, identity, *target):
+        config = directory / f"{identity}.kubeconfig"
         config.write_text(f"current-context: c\ncontexts: [{{name: c, context: {{cluster: k, namespace: freeflow}}}}]\n"
                           f"clusters: [{{name: k, cluster: {{server: '{kube.url}'}}}}]\n")
-        self.log = host.directory / f"{identity}.log"
-        words = [program(), "--kubeconfig", config, "controller", "--socket", host.run_dir / "api.sock", "--identity", identity]
+        self.log = directory / f"{identity}.log"
+        words = [program(), "--kubeconfig", config, "controller", *target, "--identity", identity]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                             env={**os.environ, "POD_NAME": ""})
@@ -60,7 +82,7 @@ def kube():
 
 @pytest.fixture(scope="module")
 def controllers(host, kube):
-    all_of_them = [Controller(host, kube, "one")]
+    all_of_them = [Controller(host.directory, kube, "one", "--socket", host.run_dir / "api.sock")]
     until("one leads", all_of_them[0].leads)
     yield all_of_them
     for controller in all_of_them:
@@ -122,7 +144,7 @@ def test_a_refused_resource_says_why_and_stops_nobody(api, kube):
 
 
 def test_the_router_and_the_leader_may_die(api, kube, host, controllers):
-    controllers.append(Controller(host, kube, "two"))
+    controllers.append(Controller(host.directory, kube, "two", "--socket", host.run_dir / "api.sock"))
     kill_router(host)
     kube.put("networks", "team", "late", network("10.85.0.0/24"))
     time.sleep(2)
@@ -133,3 +155,47 @@ def test_the_router_and_the_leader_may_die(api, kube, host, controllers):
     kube.put("networks", "team", "later", network("10.86.0.0/24"))
     until("the other one leads", controllers[1].leads)
     accepted(kube, "networks", "team", "later")
+
+
+def test_a_cluster_is_declared_to_by_an_operators_file(host, tmp_path):
+    with KubeApi() as kube, etcd(tmp_path) as url:
+        file = tmp_path / "operator.json"
+        file.write_text(json.dumps({"etcd": [url]}))
+
+        def made():
+            # etcd needs a moment to choose its leader.
+            with contextlib.suppress(Failure):
+                return host.freeflow("cluster", "init", "--cluster", file) or True
+
+        until("there is a cluster", made)
+        controller = Controller(tmp_path, kube, "of-cluster", "--cluster", file)
+        try:
+            kube.put("networks", "team", "red", network("10.87.0.0/24"))
+            kube.put("networks", "zebra", "red", network("10.87.0.0/25"))
+            kube.put("vnics", "team", "db", {"spec": {"network": "red"}})
+            conditions = accepted(kube, "vnics", "team", "db")
+            need(conditions["Enforced"][:2] == ("False", "Behind"), str(conditions))
+            need("no host" in conditions["Enforced"][2], str(conditions))
+            # In a cluster each network has its own addresses: one of the two is there.
+            both = [until("it is said", lambda: kube.conditions("networks", namespace, "red"))["Accepted"][0]
+                    for namespace in ("team", "zebra")]
+            need(both == ["True", "False"], str(both))
+            listed = json.loads(host.freeflow("get", "networks", "--cluster", file, "-o", "json"))["items"]
+            need([one["metadata"]["name"] for one in listed] == ["k8s.team.red"], str(listed))
+            message = host.freeflow("delete", "network", "k8s.team.red", "--cluster", file, codes=(3,))
+            need("managed by kubernetes" in message, message)
+            # A backup has the manager, and a cluster that gets it, too.
+            backup = tmp_path / "backup.yaml"
+            backup.write_text(host.freeflow("cluster", "export", "--cluster", file))
+            need("manager:" in backup.read_text(), "a backup without managers")
+            host.freeflow("cluster", "import", backup, "--cluster", file, codes=(3,))
+            host.freeflow("cluster", "import", backup, "--cluster", file, "--force")
+            there = json.loads(host.freeflow("get", "network", "k8s.team.red", "--cluster", file, "-o", "json"))
+            need(there["metadata"]["manager"]["name"] == "kubernetes", str(there))
+            kube.delete("networks", "team", "red")
+            until("the deletion waits", lambda: (kube.conditions("networks", "team", "red") or {}).get("Deleted"))
+            kube.delete("vnics", "team", "db")
+            until("both are gone", lambda: not kube.get("networks", "team", "red"))
+            accepted(kube, "networks", "zebra", "red")
+        finally:
+            controller.kill()

@@ -57,11 +57,14 @@ pub struct Following {
 impl Following {
     /// Whether all hosts follow it.
     pub fn is_everywhere(&self) -> bool {
-        self.count == self.of
+        self.of > 0 && self.count == self.of
     }
 
     /// A sentence for people.
     pub fn sentence(&self) -> String {
+        if self.of == 0 {
+            return "no host is in the cluster yet".into();
+        }
         let mut text = format!("{} of {} hosts enforce it", self.count, self.of);
         if !self.behind.is_empty() {
             let more = if self.behind.len() > NAMED_MAX { ", …" } else { "" };

@@ -8,12 +8,14 @@
 //!
 //! - [`names`]: FreeFlow's names for them, which nobody else can give.
 //! - [`claims`]: the networks and labels that a pod's claim may name. That is the contract with the node's agent.
+//! - [`rules`]: the same, asked of the API server.
 //! - [`crds`]: their definitions, generated from the types by which they are read.
 mod specs;
 
 pub mod claims;
 pub mod crds;
 pub mod names;
+pub mod rules;
 
 pub use specs::{AccessRuleSpec, ClusterNetworkSpec, Declared, GroupSpec, NetworkSpec, VnicSpec};
 
