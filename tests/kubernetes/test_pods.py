@@ -28,6 +28,7 @@ def way(request, kubernetes):
 def no_pods_left(kubernetes):
     yield
     kubernetes.delete("pods", "--all")
+    kubernetes.delete("events", "--all")
     wait_for_no_vnic(kubernetes)
 
 
@@ -112,7 +113,9 @@ def test_the_kubelet_restarts(kubernetes, way):
     kubernetes.node.stop_kubelet(signal.SIGKILL)
     kubernetes.node.start_kubelet()
     kubernetes.node.wait_for_new_heartbeat()
-    need("PORT_ACTIVE" in kubernetes.exec("one", "ibv_devinfo") and vnics(kubernetes) == before, vnics(kubernetes))
+    # It takes up its pods after it has said that the node is ready.
+    wait_until(lambda: "PORT_ACTIVE" in kubernetes.exec("one", "ibv_devinfo", codes=(0, 1)), "the pod is reached, and has its device")
+    need(vnics(kubernetes) == before, vnics(kubernetes))
     need("PORT_ACTIVE" in kubernetes.exec(running(kubernetes, way, "two"), "ibv_devinfo"), "no device")
 
 
