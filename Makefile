@@ -9,21 +9,21 @@ HOST := $(shell rustc -vV 2>/dev/null | sed -n 's/^host: //p')
 # The programs are static: one file works on any distribution, and as a hook in a container runtime's clean environment.
 # The flag holds for the target only, so that procedural macros still build. FREEFLOW_RUSTFLAGS is scripts/build-packages'.
 STATIC_FLAGS := CARGO_TARGET_$(shell echo '$(HOST)' | tr 'a-z-' 'A-Z_')_RUSTFLAGS="-C target-feature=+crt-static $(FREEFLOW_RUSTFLAGS)"
-PROGRAMS := freeflow freeflow-router
+PROGRAMS := freeflow freeflow-router freeflow-kubernetes
 export CARGO_TARGET_DIR := $(TARGET_DIR)
 export FREEFLOW_DIST := $(DIST)
 
-.PHONY: all build programs library headers demo demo-cluster test test-full test-interop test-images test-engines test-sanitizers test-packages packages bench fmt lint deps clean help
+.PHONY: all build programs library headers demo demo-cluster test test-full test-interop test-images test-engines test-sanitizers test-kubernetes test-packages packages bench fmt lint deps clean help
 .DEFAULT_GOAL := all
 
 all: build ## build dist/bin, dist/lib and dist/include
-	@echo "built $(DIST): bin/freeflow, bin/freeflow-router, lib/libibverbs.so.1, lib/librdmacm.so.1, lib/rsocket/librspreload.so"
+	@echo "built $(DIST): bin/freeflow, bin/freeflow-router, bin/freeflow-kubernetes, lib/libibverbs.so.1, lib/librdmacm.so.1, lib/rsocket/librspreload.so"
 
 build: programs library headers
 
 programs:
 	@command -v $(CARGO) >/dev/null || { echo "make: cargo is missing: install a stable Rust toolchain, 1.95 or newer" >&2; exit 1; }
-	$(STATIC_FLAGS) $(CARGO) build --quiet --release --locked --target $(HOST) -p freeflow-cli -p freeflow-router
+	$(STATIC_FLAGS) $(CARGO) build --quiet --release --locked --target $(HOST) -p freeflow-cli -p freeflow-router -p freeflow-kubernetes
 	@for program in $(PROGRAMS); do \
 	    scripts/install-program $(TARGET_DIR)/$(HOST)/release/$$program $(DIST)/bin || exit 1; \
 	done
@@ -64,6 +64,10 @@ test-sanitizers: build ## libibverbs and the C test programs under AddressSaniti
 
 test-engines: build ## Docker 20.10 and 26.1, containerd 1.6 and 1.7, which it fetches once
 	scripts/test-stages engines
+
+test-kubernetes: build ## a real Kubernetes, containerd 2 and FreeFlow on one node; builds these once, with Go
+	scripts/install-deps kubernetes
+	scripts/test-stages kubernetes
 
 packages: ## Debian packages, rpms, a tarball and an OCI image, in dist/packages
 	scripts/build-packages

@@ -63,9 +63,10 @@ def processes_with(word):
 
 
 def wait_until(condition, what, seconds=SECONDS):
+    """The condition's first value that is true; `what` may be a function: of what there is when the time is over."""
     end = time.monotonic() + seconds
     while not (found := condition()):
-        need(time.monotonic() < end, f"not within {seconds} s: {what}")
+        need(time.monotonic() < end, f"not within {seconds} s: {what() if callable(what) else what}")
         time.sleep(0.05)
     return found
 

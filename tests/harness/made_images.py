@@ -26,15 +26,20 @@ def make_root(directory, *programs):
     for program in programs:
         path = shutil.which(program)
         need(path, f"{program} is not installed: scripts/install-deps")
-        shutil.copy(pathlib.Path(path).resolve(), root / "bin" / pathlib.Path(program).name)
-        for library in re.findall(r"=> (/\S+)", run(["ldd", path])):
-            target = root / LIBRARIES / pathlib.Path(library).name
-            if not target.exists():
-                shutil.copy(pathlib.Path(library).resolve(), target)
+        add_program(root, path, f"bin/{pathlib.Path(program).name}")
     # Opened by name: by threads that end, and by the drop-in library.
     shutil.copy("/lib/x86_64-linux-gnu/libgcc_s.so.1", root / LIBRARIES)
     shutil.copy(LOADER, root / "lib64")
     return root
+
+
+def add_program(root, path, name):
+    """A program, and the libraries that it needs, if it is linked dynamically."""
+    shutil.copy(pathlib.Path(path).resolve(), root / name)
+    for library in re.findall(r"=> (/\S+)", run(["ldd", path], codes=(0, 1))):
+        target = root / LIBRARIES / pathlib.Path(library).name
+        if not target.exists():
+            shutil.copy(pathlib.Path(library).resolve(), target)
 
 
 def archive(root, path, config, name):

@@ -701,8 +701,11 @@ pub struct Hook {
     #[arg(long, default_value = "default")]
     pub network: String,
     /// The declared vNIC that the container gets, in the place of a new one
-    #[arg(long, conflicts_with = "network")]
+    #[arg(long, conflicts_with_all = ["network", "labels"])]
     pub vnic: Option<String>,
+    /// A label of the vNIC, which rules and policies may select by
+    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = crate::argument_values::parse_label)]
+    pub labels: Vec<(String, String)>,
     pub stage: Stage,
 }
 

@@ -67,6 +67,9 @@ pub struct Apply {
     /// Check and report, but change nothing
     #[arg(long)]
     pub dry_run: bool,
+    /// Also objects that have a manager, such as Kubernetes, that is gone
+    #[arg(long)]
+    pub take_over: bool,
     #[command(flatten)]
     pub of: OfCluster,
     #[command(flatten)]
@@ -120,6 +123,9 @@ pub struct Delete {
     /// Check and report, but change nothing
     #[arg(long)]
     pub dry_run: bool,
+    /// Also objects that have a manager, such as Kubernetes, that is gone
+    #[arg(long)]
+    pub take_over: bool,
     /// Ignore objects that do not exist
     #[arg(long)]
     pub ignore_not_found: bool,

@@ -1,5 +1,5 @@
-//! `freeflow hook`: what a container engine runs for a container with the device `freeflow.io/net=NETWORK` or
-//! `freeflow.io/vnic=NAME`.
+//! `freeflow hook`: what a container engine runs for a container with the device `freeflow.io/net=NETWORK`,
+//! `freeflow.io/vnic=NAME` or `freeflow.io/claim=…`, a Kubernetes claim's.
 //!
 //! `createRuntime` comes when the container's namespaces and mounts are there and its root is not
 //! changed yet: it attaches a vNIC under the container's id, or takes the declared one for it; puts
@@ -8,7 +8,7 @@
 //! libibverbs and librdmacm. `poststop` detaches it. An error goes to stderr and, by its exit
 //! status, stops the container's start.
 //!
-//! Invariant: network, name, address and labels of a vNIC come from the device's name alone. Of the container's
+//! Invariant: network, name, address and labels of a vNIC come from the device alone. Of the container's
 //! `config.json` only the path of its root is read, which the engine chooses. Annotations, environment, host name and
 //! labels in there may be the image's (podman copies an image's annotations), and they cannot be
 //! distinguished.
@@ -77,8 +77,8 @@ fn read_configuration(bundle: &Path) -> Result<Configuration> {
 /// The vNIC that the device asks for.
 #[derive(Clone, Copy, Debug)]
 pub enum Wanted<'a> {
-    /// A new vNIC in this network.
-    Network(&'a str),
+    /// A new vNIC in this network, with these labels besides FreeFlow's own.
+    Network(&'a str, &'a [(String, String)]),
     /// This declared vNIC.
     Vnic(&'a str),
 }
@@ -94,8 +94,9 @@ pub fn create_runtime(run_dir: &RunDir, wanted: Wanted<'_>) -> Result<()> {
     let library = fs::canonicalize(tools::library()?).context(tools::LIBRARY)?;
     let mut admin = Admin::connect(run_dir)?;
     let vnic = match wanted {
-        Wanted::Network(network) => {
-            check_drained(run_dir, network).and_then(|()| attach(run_dir, &mut admin, network, &state, process))?
+        Wanted::Network(network, labels) => {
+            check_drained(run_dir, network)?;
+            attach(run_dir, &mut admin, (network, labels), &state, process)?
         }
         Wanted::Vnic(name) => hold(run_dir, &mut admin, name, &state, process)?,
     };
@@ -112,7 +113,7 @@ pub fn create_runtime(run_dir: &RunDir, wanted: Wanted<'_>) -> Result<()> {
     if result.is_err() {
         ports::unplug(run_dir, &vnic.id);
         let _ = match wanted {
-            Wanted::Network(_) => admin.detach(&vnic.id),
+            Wanted::Network(..) => admin.detach(&vnic.id),
             Wanted::Vnic(name) => Holders::of(run_dir).release(name, &state.id, Some(&mut admin)).map(|_| ()),
         };
     }
@@ -143,15 +144,22 @@ fn settle_former(run_dir: &RunDir, admin: &mut Admin, state: &State) -> Result<(
     }
 }
 
-fn attach(run_dir: &RunDir, admin: &mut Admin, network: &str, state: &State, process: Process) -> Result<VnicStatus> {
+fn attach(
+    run_dir: &RunDir,
+    admin: &mut Admin,
+    (network, own): (&str, &[(String, String)]),
+    state: &State,
+    process: Process,
+) -> Result<VnicStatus> {
     // Names those there are, if there is no such network.
     admin.network(network)?;
     settle_former(run_dir, admin, state)?;
-    let labels = vec![
+    let mut labels = vec![
         ("engine".to_string(), "oci".to_string()),
         ("pid".to_string(), process.pid.to_string()),
         ("start_ticks".to_string(), process.start_ticks.to_string()),
     ];
+    labels.extend_from_slice(own);
     admin.attach(&state.id, &short_name(state), network, None, labels)
 }
 
@@ -192,7 +200,7 @@ pub fn poststop(run_dir: &RunDir, wanted: Wanted<'_>) -> Result<()> {
         Presence::Unusable(failure) => return Err(failure),
     };
     let had = match wanted {
-        Wanted::Network(_) => {
+        Wanted::Network(..) => {
             ports::unplug(run_dir, &state.id);
             admin.as_mut().map_or(Ok(()), |admin| admin.detach(&state.id))?;
             Some((state.id.as_str(), false))

@@ -134,7 +134,8 @@ fn dispatch(arguments: Arguments) -> Result<i32> {
         }
         Command::Runtime(arguments) => runtime::runtime(&run_dir, &arguments)?,
         Command::Hook(hook) => {
-            let wanted = hook.vnic.as_deref().map_or(Wanted::Network(&hook.network), Wanted::Vnic);
+            let new = Wanted::Network(&hook.network, &hook.labels);
+            let wanted = hook.vnic.as_deref().map_or(new, Wanted::Vnic);
             match hook.stage {
                 Stage::CreateRuntime => hook::create_runtime(&run_dir, wanted)?,
                 Stage::Poststop => hook::poststop(&run_dir, wanted)?,

@@ -21,7 +21,7 @@ use freeflow_orchestrator::objects::{AnyObject, ObjectKind};
 use freeflow_orchestrator::store::{Committed, Compare, Listing, StoreError, Transaction, Write};
 use freeflow_orchestrator::{
     CLUSTER_KINDS, Change, Cidr, Command, DEFAULT_NETWORK, Outcome, Pool, Reason, Refusal, Revision, State, Store,
-    is_clusters,
+    Writer, is_clusters,
 };
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -146,36 +146,53 @@ impl Operator {
     /// # Errors
     /// `Refused`; or etcd did not do it. `Partly`: of many objects.
     pub fn change(&mut self, command: &Command, dry_run: bool) -> Result<(Revision, Vec<Outcome>), ClusterError> {
+        self.change_by(&Writer::Hand, command, dry_run)
+    }
+
+    /// The same, by this writer.
+    ///
+    /// # Errors
+    /// `Refused`; or etcd did not do it. `Partly`: of many objects.
+    pub fn change_by(
+        &mut self,
+        writer: &Writer,
+        command: &Command,
+        dry_run: bool,
+    ) -> Result<(Revision, Vec<Outcome>), ClusterError> {
         match command {
             Command::Apply { objects } | Command::ApplyForCluster { objects } if !dry_run && is_many(objects) => {
-                self.apply_in_parts(objects)
+                self.apply_in_parts(writer, objects)
             }
-            _ => self.change_at_once(command, dry_run),
+            _ => self.change_at_once(writer, command, dry_run),
         }
     }
 
     /// All that is declared, and the results of declaring these besides; nothing is changed.
-    fn planned(&self, objects: &[AnyObject]) -> Result<(State, Vec<Outcome>), ClusterError> {
+    fn planned(&self, writer: &Writer, objects: &[AnyObject]) -> Result<(State, Vec<Outcome>), ClusterError> {
         let command = Command::Apply { objects: objects.to_vec() };
         check(&command)?;
         let state = state_of(self.listing()?.0)?;
-        let results = state.plan(&for_cluster(&state, &command))?.results;
+        let results = state.plan_by(writer, &for_cluster(&state, &command))?.results;
         self.check_networks(&state, &results)?;
         self.check_vnics(&results)?;
         Ok((state, results))
     }
 
     /// Of objects that are too many for one transaction.
-    fn apply_in_parts(&mut self, objects: &[AnyObject]) -> Result<(Revision, Vec<Outcome>), ClusterError> {
-        let (state, mut results) = self.planned(objects)?;
+    fn apply_in_parts(
+        &mut self,
+        writer: &Writer,
+        objects: &[AnyObject],
+    ) -> Result<(Revision, Vec<Outcome>), ClusterError> {
+        let (state, mut results) = self.planned(writer, objects)?;
         let mut revision = state.revision();
         let plan = |state: &State, objects: &[AnyObject]| {
-            state.plan(&for_cluster(state, &Command::Apply { objects: objects.to_vec() }))
+            state.plan_by(writer, &for_cluster(state, &Command::Apply { objects: objects.to_vec() }))
         };
         let parts = checked_parts(state, objects, &results, plan)?;
         let mut done = BTreeMap::<Name, Outcome>::new();
         for (number, part) in parts.iter().enumerate() {
-            match self.change_at_once(&Command::Apply { objects: part.clone() }, false) {
+            match self.change_at_once(writer, &Command::Apply { objects: part.clone() }, false) {
                 Ok((at, outcomes)) => {
                     revision = at;
                     done.extend(outcomes.into_iter().map(|outcome| ((outcome.kind, outcome.name.clone()), outcome)));
@@ -203,13 +220,18 @@ impl Operator {
     }
 
     /// In one transaction.
-    fn change_at_once(&mut self, command: &Command, dry_run: bool) -> Result<(Revision, Vec<Outcome>), ClusterError> {
+    fn change_at_once(
+        &mut self,
+        writer: &Writer,
+        command: &Command,
+        dry_run: bool,
+    ) -> Result<(Revision, Vec<Outcome>), ClusterError> {
         check(command)?;
         for _ in 0..ATTEMPT_COUNT {
             let (listing, serial) = self.listing()?;
             let revision = listing.revision;
             let state = state_of(listing)?;
-            let plan = state.plan(&for_cluster(&state, command))?;
+            let plan = state.plan_by(writer, &for_cluster(&state, command))?;
             self.check_networks(&state, &plan.results)?;
             self.check_vnics(&plan.results)?;
             if dry_run || plan.writes.is_empty() {

@@ -3,8 +3,8 @@
 //! and addresses. One file each, since a CDI file has one kind of devices.
 //!
 //! They lie in `/etc/cdi` rather than `/var/run/cdi`, so that after a reboot the container's start fails with a reason
-//! and the remedy (from the hook) instead of "unresolvable CDI device". Version 0.5.0 is the newest that podman 4.3
-//! reads. The hooks' environment is given, lest a container's own LD_PRELOAD reach them.
+//! and the remedy (from the hook) instead of "unresolvable CDI device". The hooks' environment is given, lest a
+//! container's own LD_PRELOAD reach them.
 //!
 //! The device node is a null device under the name that a verbs device has.
 
@@ -12,6 +12,7 @@ use crate::error::{Context, Result};
 use crate::inventory::Inventory;
 use crate::run_dir::{RunDir, write_atomically};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -26,6 +27,13 @@ const FILE: &str = "freeflow.json";
 const VNIC_FILE: &str = "freeflow-vnics.json";
 pub const KIND: &str = "freeflow.io/net";
 pub const VNIC_KIND: &str = "freeflow.io/vnic";
+/// Of a Kubernetes claim's devices, which have a file for each claim.
+pub const CLAIM_KIND: &str = "freeflow.io/claim";
+/// The newest that podman 4.3 reads.
+const VERSION: &str = "0.5.0";
+
+/// Keys and values of a vNIC's labels.
+pub type Labels = BTreeMap<String, String>;
 
 /// Devices that containers can be given.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -82,30 +90,57 @@ fn device_node() -> Value {
 }
 
 /// A hook of a container, with the name of its stage. `program` is the `freeflow` command.
-fn hook(run_dir: &RunDir, program: &Path, (kind, name): (Kind, &str), stage: &str) -> Value {
+fn hook(run_dir: &RunDir, program: &Path, (kind, name): (Kind, &str), labels: &Labels, stage: &str) -> Value {
     let mut environment = vec!["PATH=/usr/sbin:/usr/bin:/sbin:/bin".to_string()];
     if let Ok(directory) = std::env::var("FREEFLOW_LIBDIR") {
         environment.push(format!("FREEFLOW_LIBDIR={directory}"));
     }
-    json!({
-        "hookName": stage,
-        "path": program,
-        "args": ["freeflow", "--run-dir", run_dir.path(), "hook", kind.option(), name, stage],
-        "env": environment,
-    })
+    let mut words = vec![json!("freeflow"), json!("--run-dir"), json!(run_dir.path()), json!("hook")];
+    words.extend([json!(kind.option()), json!(name)]);
+    // A word of its own could be taken for an option.
+    words.extend(labels.iter().map(|(key, value)| json!(format!("--label={key}={value}"))));
+    words.push(json!(stage));
+    json!({"hookName": stage, "path": program, "args": words, "env": environment})
 }
 
 /// Changes of a container's configuration that give it a vNIC, in CDI's form (`containerEdits`).
 pub fn container_edits(run_dir: &RunDir, program: &Path, device: (Kind, &str)) -> Value {
-    let hooks = ["createRuntime", "poststop"].map(|stage| hook(run_dir, program, device, stage));
+    labelled_edits(run_dir, program, device, &Labels::new())
+}
+
+fn labelled_edits(run_dir: &RunDir, program: &Path, device: (Kind, &str), labels: &Labels) -> Value {
+    let hooks = ["createRuntime", "poststop"].map(|stage| hook(run_dir, program, device, labels, stage));
     json!({"deviceNodes": [device_node()], "hooks": hooks})
+}
+
+/// A device of a Kubernetes claim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClaimDevice {
+    /// Its name: letters, digits, `-`, `_` and `.`, a letter or digit at either end.
+    pub name: String,
+    pub kind: Kind,
+    /// The network, or the declared vNIC.
+    pub of: String,
+    /// Of a new vNIC.
+    pub labels: Labels,
+}
+
+/// The content of a CDI file for the devices of one Kubernetes claim. `program` is the `freeflow` command, as the host
+/// has it.
+pub fn claim_specification(run_dir: &RunDir, program: &Path, devices: &[ClaimDevice]) -> Value {
+    let device = |device: &ClaimDevice| {
+        let edits = labelled_edits(run_dir, program, (device.kind, &device.of), &device.labels);
+        json!({"name": device.name, "containerEdits": edits})
+    };
+    let devices: Vec<Value> = devices.iter().map(device).collect();
+    json!({"cdiVersion": VERSION, "kind": CLAIM_KIND, "devices": devices})
 }
 
 fn specification(run_dir: &RunDir, program: &Path, kind: Kind, names: &[String]) -> Value {
     let device =
         |name: &String| json!({"name": name, "containerEdits": container_edits(run_dir, program, (kind, name))});
     let devices: Vec<Value> = names.iter().map(device).collect();
-    json!({"cdiVersion": "0.5.0", "kind": kind.name(), "devices": devices})
+    json!({"cdiVersion": VERSION, "kind": kind.name(), "devices": devices})
 }
 
 /// Writes the files where asked, or for the default run directory where engines look for them;
@@ -180,6 +215,27 @@ mod tests {
         }
         assert_eq!(hooks[0]["args"][5], "default");
         assert_eq!(hooks[1]["hookName"], "poststop");
+    }
+
+    #[test]
+    fn a_claims_devices_carry_its_labels_as_one_word_each() {
+        let run_dir = RunDir::new(Path::new("/run/freeflow")).unwrap();
+        let labels = Labels::from([("tier".into(), "a\" --x".into())]);
+        let device = ClaimDevice { name: "u-vnic-0".into(), kind: Kind::Network, of: "red".into(), labels };
+        let value = claim_specification(&run_dir, Path::new("/usr/bin/freeflow"), &[device]);
+        assert_eq!((&value["kind"], &value["devices"][0]["name"]), (&json!(CLAIM_KIND), &json!("u-vnic-0")));
+        let words = &value["devices"][0]["containerEdits"]["hooks"][0]["args"];
+        let wanted = json!([
+            "freeflow",
+            "--run-dir",
+            "/run/freeflow",
+            "hook",
+            "--network",
+            "red",
+            "--label=tier=a\" --x",
+            "createRuntime"
+        ]);
+        assert_eq!(*words, wanted);
     }
 
     #[test]

@@ -1,6 +1,10 @@
 //! Requirements for every [`Store`], as a test that runs against any: random operations, each
 //! answer compared with that of a model that remembers every revision whole.
+use crate::command::{Command, Reason};
+use crate::objects::{Manager, Metadata, Object, ObjectKind, Quota, QuotaSpec};
+use crate::state::State;
 use crate::store::{Committed, Compare, Entry, Event, LeaseId, Revision, Store, StoreError, Transaction, Write};
+use crate::writer::{KUBERNETES, KUBERNETES_PREFIX, Writer};
 use alloc::collections::BTreeMap;
 use alloc::format;
 use alloc::string::String;
@@ -281,6 +285,46 @@ pub fn check<S: Store>(mut store: S, kind: Kind, operations: &[u64], mut reopen:
         }
         look(&store, &mut model, &mut rng);
     }
+}
+
+/// An object keeps its manager in the store, and is that manager's after the store was opened again. `store` has
+/// nothing in it.
+pub fn check_managers<S: Store>(mut store: S, mut reopen: impl FnMut(S) -> S) {
+    let run = |store: &mut S, writer: &Writer, command: &Command| {
+        let mut state = State::of(&store.list("", None).expect("listed")).expect("a state");
+        let plan = state.plan_by(writer, command).map_err(|refusal| refusal.reason)?;
+        let committed = store.commit(&state.transaction(&plan)).expect("stored");
+        let Committed::Done(revision) = committed else { panic!("nobody else writes") };
+        state.adopt(&plan, revision);
+        let read = State::of(&store.list("", None).expect("listed")).expect("a state");
+        assert_eq!(
+            read.objects(ObjectKind::Quota).collect::<Vec<_>>(),
+            state.objects(ObjectKind::Quota).collect::<Vec<_>>()
+        );
+        Ok(())
+    };
+    let name = format!("{KUBERNETES_PREFIX}team.small");
+    let manager = Manager { name: KUBERNETES.into(), change: Some("kubectl edit quota small".into()) };
+    let quota = |manager: Option<&Manager>, vnics: u32| {
+        let metadata = Metadata { name: name.clone(), manager: manager.cloned(), ..Metadata::default() };
+        let object = Object::new::<Quota>(metadata, QuotaSpec { vnics: Some(vnics), ..QuotaSpec::default() });
+        Command::Apply { objects: alloc::vec![object.into()] }
+    };
+    let delete = Command::Delete { kind: ObjectKind::Quota, name: name.clone(), version: None };
+    let kubernetes = Writer::Manager(KUBERNETES.into());
+    assert_eq!(run(&mut store, &kubernetes, &quota(Some(&manager), 8)), Ok(()));
+    store = reopen(store);
+    let there = State::of(&store.list("", None).expect("listed")).expect("a state");
+    let there = there.object(ObjectKind::Quota, &name).expect("it is there");
+    assert_eq!(there.metadata().manager.as_ref(), Some(&manager));
+    for command in [quota(None, 9), delete.clone()] {
+        assert_eq!(run(&mut store, &Writer::Hand, &command), Err(Reason::Conflict));
+    }
+    assert_eq!(run(&mut store, &kubernetes, &quota(Some(&manager), 9)), Ok(()));
+    assert_eq!(run(&mut store, &Writer::TakeOver, &quota(None, 9)), Ok(()));
+    store = reopen(store);
+    assert_eq!(run(&mut store, &kubernetes, &quota(Some(&manager), 9)), Err(Reason::Conflict));
+    assert_eq!(run(&mut store, &Writer::Hand, &delete), Ok(()));
 }
 
 /// Whether an operation closes the store and opens it again.

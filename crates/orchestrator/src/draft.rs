@@ -10,6 +10,7 @@ use crate::objects::{
 use crate::pool::Pool;
 use crate::share::{Shares, entries_of_group};
 use crate::state::{ClassEntry, NetworkEntry, State, VnicEntry};
+use crate::writer::Writer;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::format;
 use alloc::string::{String, ToString};
@@ -25,12 +26,22 @@ mod rule;
 const USERS_NAMED_MAX: usize = 5;
 
 impl State {
-    /// The changes that a command would make.
+    /// The changes that a command by hand would make.
     ///
     /// # Errors
     /// [`Refusal`]: it can't be done, and nothing of it is.
     pub fn plan(&self, command: &Command) -> Result<Plan, Refusal> {
-        let mut draft = Draft::of(self);
+        self.plan_by(&Writer::Hand, command)
+    }
+
+    /// The changes that a command by this writer would make.
+    ///
+    /// # Errors
+    /// [`Refusal`]: it can't be done, and nothing of it is.
+    pub fn plan_by(&self, writer: &Writer, command: &Command) -> Result<Plan, Refusal> {
+        // Containers' vNICs and the host itself are nobody's declaration.
+        let is_own = matches!(command, Command::Attach { .. } | Command::Detach { .. } | Command::Begin { .. });
+        let mut draft = Draft::of(self, if is_own { &Writer::Copy } else { writer });
         match command {
             Command::Apply { objects } => draft.apply(objects)?,
             Command::ApplyForCluster { objects } => {
@@ -58,6 +69,7 @@ impl State {
 
 struct Draft<'a> {
     state: &'a State,
+    writer: &'a Writer,
     /// Without holders: those are in `holders` and in the state.
     networks: BTreeMap<String, NetworkEntry>,
     groups: BTreeMap<String, Typed<Group>>,
@@ -115,34 +127,6 @@ fn conflict(asked: u64, there: Option<u64>) -> Refusal {
     Refusal::new(Reason::Conflict, format!("metadata.resourceVersion is {asked}, and {there}: read it again"))
 }
 
-/// The object to store for one that a writer gave, and the kind of change.
-fn settle<K: Kind>(kind: ObjectKind, new: &Typed<K>, old: Option<&Typed<K>>) -> Result<(Typed<K>, Change), Refusal> {
-    let name = new.metadata.name.as_str();
-    let there = old.map(|old| old.metadata.resource_version);
-    match (new.metadata.resource_version, there) {
-        (None | Some(0), None) | (None, Some(_)) => {}
-        (Some(asked), Some(there)) if there == Some(asked) => {}
-        (Some(asked), there) => {
-            return Err(conflict(asked, there.flatten()).about(kind, name));
-        }
-    }
-    let changed = old.is_none_or(|old| old.spec != new.spec);
-    let relabelled = old.is_some_and(|old| old.metadata.labels != new.metadata.labels);
-    let change = match old {
-        None => Change::Created,
-        Some(_) if changed || relabelled => Change::Configured,
-        Some(_) => Change::Unchanged,
-    };
-    let generation = old.map_or(0, |old| old.metadata.generation.unwrap_or(1)) + u64::from(changed);
-    let metadata = Metadata {
-        name: name.into(),
-        labels: new.metadata.labels.clone(),
-        resource_version: there.flatten(),
-        generation: Some(generation),
-    };
-    Ok((Object::new::<K>(metadata, new.spec.clone()), change))
-}
-
 /// The number after the largest, or if there is none, the smallest that is free.
 fn free_number(used: impl Iterator<Item = u16>) -> u16 {
     let used: BTreeSet<u16> = used.collect();
@@ -151,9 +135,10 @@ fn free_number(used: impl Iterator<Item = u16>) -> u16 {
 }
 
 impl<'a> Draft<'a> {
-    fn of(state: &'a State) -> Self {
+    fn of(state: &'a State, writer: &'a Writer) -> Self {
         Self {
             state,
+            writer,
             networks: BTreeMap::new(),
             groups: BTreeMap::new(),
             classes: BTreeMap::new(),
@@ -169,6 +154,43 @@ impl<'a> Draft<'a> {
             writes: Vec::new(),
             results: BTreeMap::new(),
         }
+    }
+
+    /// The object to store for one that a writer gave, and the kind of change.
+    fn settle<K: Kind>(
+        &self,
+        kind: ObjectKind,
+        new: &Typed<K>,
+        old: Option<&Typed<K>>,
+    ) -> Result<(Typed<K>, Change), Refusal> {
+        let name = new.metadata.name.as_str();
+        let there = old.map(|old| old.metadata.resource_version);
+        match (new.metadata.resource_version, there) {
+            (None | Some(0), None) | (None, Some(_)) => {}
+            (Some(asked), Some(there)) if there == Some(asked) => {}
+            (Some(asked), there) => {
+                return Err(conflict(asked, there.flatten()).about(kind, name));
+            }
+        }
+        let changed = old.is_none_or(|old| old.spec != new.spec);
+        let relabelled = old.is_some_and(|old| old.metadata.labels != new.metadata.labels);
+        let old_metadata = old.map(|old| &old.metadata);
+        let manager = self.writer.manager_after(kind, &new.metadata, old_metadata, changed || relabelled)?;
+        let handed_over = old.is_some_and(|old| old.metadata.manager != manager);
+        let change = match old {
+            None => Change::Created,
+            Some(_) if changed || relabelled || handed_over => Change::Configured,
+            Some(_) => Change::Unchanged,
+        };
+        let generation = old.map_or(0, |old| old.metadata.generation.unwrap_or(1)) + u64::from(changed);
+        let metadata = Metadata {
+            name: name.into(),
+            labels: new.metadata.labels.clone(),
+            resource_version: there.flatten(),
+            generation: Some(generation),
+            manager,
+        };
+        Ok((Object::new::<K>(metadata, new.spec.clone()), change))
     }
 
     fn finish(mut self) -> Plan {
@@ -308,7 +330,7 @@ impl<'a> Draft<'a> {
             self.check_kept(&mut findings, &given.spec, old);
         }
         refuse_if_bad(findings, kind, name)?;
-        let (object, what) = settle::<Network>(kind, &given, old.map(|old| &old.object))?;
+        let (object, what) = self.settle::<Network>(kind, &given, old.map(|old| &old.object))?;
         let addresses = addresses_of(&object).map_err(|why| Refusal::new(Reason::Invalid, why).about(kind, name))?;
         let (id, tenant_number) = match old {
             Some(old) => (old.id, old.tenant_number),
@@ -426,7 +448,7 @@ impl<'a> Draft<'a> {
         findings.class(&given.spec);
         refuse_if_bad(findings, kind, name)?;
         let old = self.state.classes.get(name);
-        let (object, what) = settle::<QosClass>(kind, given, old.map(|old| &old.object))?;
+        let (object, what) = self.settle::<QosClass>(kind, given, old.map(|old| &old.object))?;
         let number = old.map_or_else(
             || free_number(self.state.classes.values().chain(self.classes.values()).map(|class| class.number)),
             |old| old.number,
@@ -444,7 +466,7 @@ impl<'a> Draft<'a> {
         findings.labels("metadata.labels", &given.metadata.labels);
         findings.quota(&given.spec);
         refuse_if_bad(findings, kind, name)?;
-        let (object, what) = settle::<Quota>(kind, given, self.state.quotas.get(name))?;
+        let (object, what) = self.settle::<Quota>(kind, given, self.state.quotas.get(name))?;
         if self.note::<Quota>(at, kind, (&object, what), |stored| stored)? {
             self.quotas.insert(name.into(), object);
         }
@@ -460,7 +482,7 @@ impl<'a> Draft<'a> {
         let mut findings = Findings::default();
         findings.labels("metadata.labels", &given.metadata.labels);
         refuse_if_bad(findings, kind, name)?;
-        let (object, what) = settle::<Host>(kind, given, Some(old))?;
+        let (object, what) = self.settle::<Host>(kind, given, Some(old))?;
         self.note::<Host>(at, kind, (&object, what), |stored| stored)?;
         Ok(())
     }
@@ -488,7 +510,7 @@ impl<'a> Draft<'a> {
         let old = self.state.groups.get(name);
         check_tenant(&mut findings, &given.spec.tenant, old.map(|old| old.spec.tenant.as_str()));
         refuse_if_bad(findings, kind, name)?;
-        let (object, what) = settle::<Group>(kind, given, old)?;
+        let (object, what) = self.settle::<Group>(kind, given, old)?;
         let before = old.map_or(0, |old| entries_of_group(&old.spec));
         let selected = self.shares.select(self.state, &given.spec.tenant, before, entries_of_group(&given.spec));
         selected.map_err(|refusal| refusal.about(kind, name))?;
@@ -575,7 +597,7 @@ impl<'a> Draft<'a> {
         if old.is_none() {
             given.spec.addresses = self.take_addresses(id, &given.spec)?;
         }
-        let (object, what) = settle::<Vnic>(kind, &given, old.map(|old| &old.object))?;
+        let (object, what) = self.settle::<Vnic>(kind, &given, old.map(|old| &old.object))?;
         let title = title.or(old.map(|old| old.title.as_str())).unwrap_or(id);
         let stored = |stored| Stored { title: (title != id).then(|| title.to_string()), ..stored };
         if self.note::<Vnic>(at, kind, (&object, what), stored)? {
@@ -601,6 +623,7 @@ impl<'a> Draft<'a> {
         if let Some(asked) = version.filter(|asked| there != Some(*asked)) {
             return Err(conflict(asked, there).about(kind, name));
         }
+        self.writer.check_owned(kind, name, Some(object.metadata()))?;
         let mut users = self.state.users_of(kind, name);
         if !users.is_empty() {
             let more = users.len().saturating_sub(USERS_NAMED_MAX);

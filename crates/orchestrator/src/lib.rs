@@ -58,6 +58,7 @@ mod selector;
 mod share;
 mod state;
 pub mod store;
+mod writer;
 
 pub use check::{check_label_name, check_label_value};
 pub use cidr::{Cidr, CidrError, Pool6};
@@ -69,6 +70,7 @@ pub use pool::{Pool, PoolError};
 pub use selector::Selector;
 pub use state::{AccessView, ClassEntry, NetworkEntry, State, VnicEntry};
 pub use store::{Revision, Store};
+pub use writer::{KUBERNETES, KUBERNETES_PREFIX, Writer};
 
 /// The network that is there from the start.
 pub const DEFAULT_NETWORK: &str = "default";

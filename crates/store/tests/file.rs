@@ -46,6 +46,16 @@ fn values(store: &FileStore) -> Vec<(String, String)> {
     entries.into_iter().map(|entry| (entry.key, String::from_utf8(entry.value).unwrap())).collect()
 }
 
+#[test]
+fn managers_are_kept() {
+    let directory = Directory::new();
+    let file = directory.file();
+    conformance::check_managers(FileStore::open(&file).unwrap(), |store| {
+        drop(store);
+        FileStore::open(&file).unwrap()
+    });
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
     #[test]

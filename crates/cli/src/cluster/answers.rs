@@ -6,13 +6,15 @@ use crate::failure::{Failure, Result};
 use crate::output;
 use freeflow_cluster::{ClusterFile, Follow, News, Operator, Scope, View};
 use freeflow_orchestrator::objects::{AnyObject, Invalid, Labels, ObjectKind, parse_object};
-use freeflow_orchestrator::{Command, Outcome, Reason, Revision, Selector, State};
+use freeflow_orchestrator::{Command, Outcome, Reason, Revision, Selector, State, Writer};
 use hyper::Method;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
+/// Of an `apply` of a backup: managers are as the objects say. A cluster's alone.
+pub const RESTORE: &str = "restore";
 /// Longest wait for news; then it is waited on.
 const NEWS_TIME: Duration = Duration::from_secs(60);
 
@@ -111,33 +113,38 @@ impl ClusterApi {
                 .find_map(|part| part.split_once('=').filter(|(key, _)| *key == name).map(|(_, value)| value))
         };
         let dry_run = parameter("dryRun") == Some("true");
+        let writer = match parameter(RESTORE) {
+            Some(_) => Writer::Copy,
+            None if parameter("takeOver") == Some("true") => Writer::TakeOver,
+            None => Writer::Hand,
+        };
         let selector = selector_in(query)?;
         match (method, path.split_once('/')) {
-            (&Method::POST, None) if path == "apply" => self.apply(body.unwrap_or(&Value::Null), dry_run),
+            (&Method::POST, None) if path == "apply" => self.apply(&writer, body.unwrap_or(&Value::Null), dry_run),
             (&Method::GET, None) => self.list(kind_of(path)?, &selector),
             (&Method::GET, Some((plural, name))) => self.get(kind_of(plural)?, name),
             (&Method::DELETE, Some((plural, name))) => {
                 let version = parameter("resourceVersion").map(str::parse).transpose();
                 let version = version.map_err(|_| Failure::new("resourceVersion is a number"))?;
                 let command = Command::Delete { kind: kind_of(plural)?, name: name.into(), version };
-                self.change(&command, dry_run)
+                self.change(&writer, &command, dry_run)
             }
             _ => Err(Failure::new("that can't be asked of a cluster").into()),
         }
     }
 
-    fn change(&mut self, command: &Command, dry_run: bool) -> Answer<Value> {
-        let (revision, outcomes) = self.operator.change(command, dry_run)?;
+    fn change(&mut self, writer: &Writer, command: &Command, dry_run: bool) -> Answer<Value> {
+        let (revision, outcomes) = self.operator.change_by(writer, command, dry_run)?;
         Ok(results(revision, &outcomes))
     }
 
-    fn apply(&mut self, body: &Value, dry_run: bool) -> Answer<Value> {
+    fn apply(&mut self, writer: &Writer, body: &Value, dry_run: bool) -> Answer<Value> {
         let items = body["items"].as_array().map(Vec::as_slice).unwrap_or_default();
         let mut objects = Vec::with_capacity(items.len());
         for (index, item) in items.iter().enumerate() {
             objects.push(parse_object(item).map_err(|error| invalid(error, index, item))?);
         }
-        self.change(&Command::Apply { objects }, dry_run)
+        self.change(writer, &Command::Apply { objects }, dry_run)
     }
 
     fn read(&self, kind: ObjectKind) -> Result<(View, State)> {

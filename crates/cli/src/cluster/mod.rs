@@ -9,7 +9,7 @@ mod process;
 mod tokens;
 mod views;
 
-pub use answers::ClusterApi;
+pub use answers::{ClusterApi, RESTORE};
 pub use claims::{Answer, Claimed, Claims, announce, claim, meet};
 pub use drain::{host, why_drained};
 pub use host::{Directory, Memory, Own, check_drained, prepare};

@@ -9,6 +9,7 @@ use crate::arguments_control::Delete;
 use crate::failure::{Failure, Result};
 use crate::{networks, output};
 use freeflow_hostnet::run_dir::RunDir;
+use freeflow_manifest::Item;
 use serde_json::Value;
 use std::collections::BTreeSet;
 
@@ -21,6 +22,8 @@ struct Wanted {
     name: String,
     /// Only if it is at this.
     version: Option<String>,
+    /// Also if it has a manager.
+    take_over: bool,
 }
 
 impl Wanted {
@@ -30,8 +33,9 @@ impl Wanted {
 
     fn path(&self, dry_run: bool) -> String {
         let dry_run = dry_run.then(|| "dryRun=true".to_owned());
+        let take_over = self.take_over.then(|| "takeOver=true".to_owned());
         let version = self.version.as_ref().map(|version| format!("resourceVersion={}", encoded(version)));
-        let query = [dry_run, version].into_iter().flatten().collect::<Vec<_>>().join("&");
+        let query = [dry_run, version, take_over].into_iter().flatten().collect::<Vec<_>>().join("&");
         let mark = if query.is_empty() { "" } else { "?" };
         format!("{}{mark}{query}", path_of(self.kind, &self.name))
     }
@@ -48,16 +52,19 @@ fn version_in(object: &Value) -> Option<String> {
 
 /// In the order in which they go: whoever names another comes before it.
 fn wanted(arguments: &Delete) -> Result<Vec<Wanted>> {
+    let take_over = arguments.take_over;
     let mut wanted: Vec<Wanted> = match &arguments.kind {
         Some(kind) => {
             let kind = Kind::named(kind)?;
-            arguments.names.iter().map(|name| Wanted { kind, name: name.clone(), version: None }).collect()
+            arguments.names.iter().map(|name| Wanted { kind, name: name.clone(), version: None, take_over }).collect()
         }
         None => {
             let items = manifest::read(&arguments.files)?.into_iter();
-            items
-                .map(|item| Wanted { kind: Kind::of(item.kind), version: version_in(&item.value), name: item.name })
-                .collect()
+            let of = |item: Item| {
+                let version = version_in(&item.value);
+                Wanted { kind: Kind::of(item.kind), version, name: item.name, take_over }
+            };
+            items.map(of).collect()
         }
     };
     wanted.sort_by_key(|one| one.kind.rank());

@@ -16,6 +16,9 @@ pub fn lines(object: &Value) -> Vec<String> {
     entry(&mut lines, 0, "Labels", &metadata["labels"]);
     entry(&mut lines, 0, "Resource version", &metadata["resourceVersion"]);
     entry(&mut lines, 0, "Generation", &metadata["generation"]);
+    if metadata["manager"].is_object() {
+        entry(&mut lines, 0, "Manager", &metadata["manager"]);
+    }
     for (part, title) in [("spec", "Spec"), ("status", "Status")] {
         if object[part].as_object().is_some_and(|map| !map.is_empty()) {
             entry(&mut lines, 0, title, &object[part]);

@@ -59,10 +59,22 @@ fn path_of(kind: Kind, name: &str) -> String {
     format!("{BASE}/{}/{}", kind.plural, encoded(name))
 }
 
+/// Parameters of a request.
+#[derive(Clone, Copy, Default)]
+struct Sending {
+    dry_run: bool,
+    /// Also objects that have a manager.
+    take_over: bool,
+    /// Objects of a backup, with their managers.
+    restore: bool,
+}
+
 /// Sends the objects of files, or asks what they would change.
-fn send(api: &Api, items: &[Item], dry_run: bool) -> Result<Vec<Value>> {
+fn send(api: &Api, items: &[Item], sending: Sending) -> Result<Vec<Value>> {
     let body = json!({"items": items.iter().map(|item| &item.value).collect::<Vec<_>>()});
-    let path = format!("{BASE}/apply{}", if dry_run { "?dryRun=true" } else { "" });
+    let parameters =
+        [("dryRun", sending.dry_run), ("takeOver", sending.take_over), (cluster::RESTORE, sending.restore)];
+    let path = format!("{BASE}/apply{}", query_of(parameters.into_iter().filter(|(_, is_set)| *is_set)));
     let results = match api.post(&path, &body) {
         Ok(answer) => items_of(&answer)?,
         Err(Trouble::Refused(refusal)) => return Err(explained(refusal, items)),
@@ -72,6 +84,12 @@ fn send(api: &Api, items: &[Item], dry_run: bool) -> Result<Vec<Value>> {
         fail!("the router's answer lists {} objects; {} were sent", results.len(), items.len());
     }
     Ok(results)
+}
+
+/// Parameters that are set.
+fn query_of<'a>(parameters: impl Iterator<Item = (&'a str, bool)>) -> String {
+    let set: Vec<String> = parameters.map(|(name, _)| format!("{name}=true")).collect();
+    if set.is_empty() { String::new() } else { format!("?{}", set.join("&")) }
 }
 
 /// A refusal that is reported with the places in the files.
@@ -99,8 +117,13 @@ fn item_of<'a>(details: &api::Details, items: &'a [Item]) -> Option<&'a Item> {
 }
 
 fn apply(run_dir: &RunDir, api: &Api, arguments: &Apply) -> Result<i32> {
+    let sending = Sending { dry_run: arguments.dry_run, take_over: arguments.take_over, ..Sending::default() };
+    apply_as(run_dir, api, arguments, sending)
+}
+
+fn apply_as(run_dir: &RunDir, api: &Api, arguments: &Apply, sending: Sending) -> Result<i32> {
     let items = manifest::read(&arguments.files)?;
-    let results = send(api, &items, arguments.dry_run)?;
+    let results = send(api, &items, sending)?;
     let objects: Vec<Value> = results.iter().map(|result| result["object"].clone()).collect();
     if !print_value(arguments.output.format, || list_of(&objects)) {
         let note = if arguments.dry_run { " (dry run)" } else { "" };
@@ -137,7 +160,9 @@ fn import(run_dir: &RunDir, file: &Path, force: bool, of: &OfCluster) -> Result<
     }
     let output = ObjectOutput { format: Format::Table };
     let of = OfCluster { cluster: Some(path.clone()) };
-    apply(run_dir, &Api::choose(run_dir, Some(&path))?, &Apply { files: vec![file.into()], dry_run: false, of, output })
+    let arguments = Apply { files: vec![file.into()], dry_run: false, take_over: false, of, output };
+    let sending = Sending { restore: true, ..Sending::default() };
+    apply_as(run_dir, &Api::choose(run_dir, Some(&path))?, &arguments, sending)
 }
 
 /// As JSON or YAML; false: it is to be printed for people.
@@ -227,7 +252,7 @@ fn describe(api: &Api, arguments: &Describe) -> Result<i32> {
 /// Whether something would change.
 fn diff(api: &Api, arguments: &Diff) -> Result<bool> {
     let items = manifest::read(&arguments.files)?;
-    let results = send(api, &items, true)?;
+    let results = send(api, &items, Sending { dry_run: true, ..Sending::default() })?;
     let is_text = arguments.output.format.is_text();
     let mut different = Vec::new();
     for (item, result) in items.iter().zip(&results) {

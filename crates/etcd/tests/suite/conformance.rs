@@ -30,6 +30,8 @@ fn etcd_is_a_store() {
             open(&endpoints, &root)
         });
     }
+    let root = "/freeflow-test/managers";
+    conformance::check_managers(open(&endpoints, root), |_| open(&endpoints, root));
 }
 
 #[test]

@@ -1,5 +1,5 @@
 //! Access rules: what they name has to be there, and their tenant's.
-use super::{Draft, check_tenant, refuse_if_bad, settle};
+use super::{Draft, check_tenant, refuse_if_bad};
 use crate::check::Findings;
 use crate::command::Refusal;
 use crate::objects::{AccessRule, EndSelector, ObjectKind, Typed};
@@ -18,7 +18,7 @@ impl Draft<'_> {
         let old = self.state.rules.get(name);
         check_tenant(&mut findings, &given.spec.tenant, old.map(|old| old.spec.tenant.as_str()));
         refuse_if_bad(findings, kind, name)?;
-        let (object, what) = settle::<AccessRule>(kind, given, old)?;
+        let (object, what) = self.settle::<AccessRule>(kind, given, old)?;
         let before = old.map_or(0, |old| entries_of_rule(&old.spec));
         let selected = self.shares.select(self.state, &given.spec.tenant, before, entries_of_rule(&given.spec));
         selected.map_err(|refusal| refusal.about(kind, name))?;

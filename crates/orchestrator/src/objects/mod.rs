@@ -49,6 +49,21 @@ pub struct Metadata {
     /// How often the spec was changed, from 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generation: Option<u64>,
+    /// The manager of the object, whose requests alone change it. Set by the manager.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub manager: Option<Manager>,
+}
+
+/// A program that declares objects for its own users, such as Kubernetes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Manager {
+    /// `kubernetes`.
+    pub name: String,
+    /// The command by which its users change the object, for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub change: Option<String>,
 }
 
 /// A kind of objects.

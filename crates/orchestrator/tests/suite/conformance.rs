@@ -3,6 +3,11 @@ use freeflow_orchestrator::MemoryStore;
 use freeflow_orchestrator::conformance::{self, Kind};
 use proptest::prelude::*;
 
+#[test]
+fn memory_store_keeps_managers() {
+    conformance::check_managers(MemoryStore::new(), |store| store);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
     #[test]

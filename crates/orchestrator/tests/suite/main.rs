@@ -2,4 +2,5 @@
 mod addresses;
 mod common;
 mod conformance;
+mod managers;
 mod objects;

@@ -12,8 +12,8 @@ use super::query::{Named, parameters};
 use super::routes::{Answer, Asking, LeaseFile, Server, admitted, body_of, change, held, note_refusal, read_turn};
 use crate::base::lease::{Lease, LeaseChange};
 use axum::extract::{Extension, RawQuery, Request, State};
-use freeflow_orchestrator::Command;
 use freeflow_orchestrator::objects::{API_VERSION, Cause, Invalid, ObjectKind};
+use freeflow_orchestrator::{Command, Writer};
 use freeflow_protocol::admin::{DataPath, WireFaults};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -401,7 +401,8 @@ pub async fn put_data_path(
     let body = body_of(&asking, request).await?;
     parameters(query.as_deref(), &[])?;
     let SentDataPath { data_path: path } = parse(body)?;
-    change(&server, &asking, "set-data-path", Command::SetDataPath { network, path }, (false, false)).await?;
+    change(&server, &asking, ("set-data-path", Writer::Hand), Command::SetDataPath { network, path }, (false, false))
+        .await?;
     server.link.ask(AwaitWorker {}).await?;
     Ok(done(permit))
 }

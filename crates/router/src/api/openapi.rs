@@ -62,6 +62,22 @@ fn follow() -> Value {
     )
 }
 
+fn manager() -> Value {
+    parameter(
+        "manager",
+        &json!({"type": "string"}),
+        "The manager that asks: it makes objects its own, and changes and deletes those alone. An admin's.",
+    )
+}
+
+fn take_over() -> Value {
+    parameter(
+        "takeOver",
+        &json!({"type": "boolean"}),
+        "Also objects that have a manager; changed ones have none after. An admin's, where the manager is gone.",
+    )
+}
+
 fn floating() -> Value {
     parameter("floating", &json!({"type": "boolean"}), "Only objects of the cluster's that the host follows.")
 }
@@ -163,7 +179,7 @@ fn object_paths<K: Kind>(paths: &mut Map<String, Value>) {
             },
             "put": {
                 "operationId": id("replace"),
-                "parameters": [dry_run()],
+                "parameters": [dry_run(), manager(), take_over()],
                 "requestBody": body,
                 "responses": answers(
                     &[("200", answer("It is as it was sent.", &object)), ("201", answer("It is new.", &object))],
@@ -172,7 +188,7 @@ fn object_paths<K: Kind>(paths: &mut Map<String, Value>) {
             },
             "delete": {
                 "operationId": id("delete"),
-                "parameters": [dry_run(), follow(), precondition(), unused()],
+                "parameters": [dry_run(), follow(), manager(), precondition(), take_over(), unused()],
                 "responses": answers(&[("200", answer("It was.", &reference("Results")))], &["400", "404", "409"]),
             },
         }),
@@ -287,7 +303,7 @@ fn other_paths(paths: &mut Map<String, Value>) {
         json!({"post": {
             "operationId": "apply",
             "description": "All of them or none: one transaction.",
-            "parameters": [dry_run(), follow()],
+            "parameters": [dry_run(), follow(), manager(), take_over()],
             "requestBody": body,
             "responses": answers(&[("200", answer("Done.", &reference("Results")))], &["400", "404", "409", "422", "507"]),
         }}),

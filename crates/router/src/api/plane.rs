@@ -11,7 +11,7 @@ use crate::audit::Who;
 use crate::base::lease::{Lease, LeaseChange, LeaseStatus};
 use crate::dataplane::meters::PathCounts;
 use freeflow_orchestrator::objects::{AnyObject, ObjectKind};
-use freeflow_orchestrator::{Command, Outcome, Refusal, Revision, Selector};
+use freeflow_orchestrator::{Command, Outcome, Refusal, Revision, Selector, Writer};
 use freeflow_protocol::admin::{
     CmStatus, NetworkStatus, PeersStatus, QpStatus, RouterStatus, VnicStatus, WireFaults, WireStatus,
 };
@@ -126,7 +126,7 @@ requests! {
     /// Checks a command, does it, and notes it in the audit log. The objects of the outcomes have no statuses.
     /// `only_unused`: a vNIC that is deleted has to be nobody's.
     ChangeObjects {
-        caller: Caller, verb: &'static str, command: Command, dry_run: bool, only_unused: bool
+        caller: Caller, verb: &'static str, writer: Writer, command: Command, dry_run: bool, only_unused: bool
     } -> Result<Done, NotDone>;
     /// The same objects with their statuses; what is gone meanwhile comes without.
     AddStatuses { objects: Vec<AnyObject> } -> Vec<AnyObject>;

@@ -16,7 +16,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
 use freeflow_orchestrator::objects::{API_VERSION, AnyObject, Cause, Invalid, ObjectKind, parse_object};
-use freeflow_orchestrator::{Command, Revision, Selector};
+use freeflow_orchestrator::{Command, Revision, Selector, Writer};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
@@ -32,6 +32,8 @@ const ITEM_COUNT_MAX: [usize; 2] = [10_000, 1000];
 const BODY_TIME_MAX: Duration = Duration::from_secs(10);
 /// A change is answered when it is stored: a disk that is slow, or frozen for a while, fails nobody.
 const STORED_TIME_MAX: Duration = Duration::from_secs(600);
+/// The verb of changes in a manager's place.
+const TAKE_OVER: &str = "take-over";
 /// Of the body of `apply`: `items`, and what else a list has, which is not looked at.
 const LIST_FIELDS: [&str; 4] = ["items", "apiVersion", "kind", "metadata"];
 /// Unknown ones that a refusal names.
@@ -354,7 +356,7 @@ pub async fn body_of(asking: &Asking, request: Request) -> Result<Value, Failure
 pub async fn change(
     server: &Server,
     asking: &Asking,
-    verb: &'static str,
+    (verb, writer): (&'static str, Writer),
     command: Command,
     (dry_run, only_unused): (bool, bool),
 ) -> Result<Done, Failure> {
@@ -362,7 +364,7 @@ pub async fn change(
     let is_admin = caller.role.is_admin;
     let lane = if is_admin { None } else { Some(server.lane.lock().await) };
     let begin = Instant::now();
-    let call = ChangeObjects { caller, verb, command, dry_run, only_unused };
+    let call = ChangeObjects { caller, verb, writer, command, dry_run, only_unused };
     let done = server.link.ask_within(STORED_TIME_MAX, call).await;
     if lane.is_some() {
         // Half of the control thread's time stays for all that is not done for tenants' admins.
@@ -405,9 +407,10 @@ async fn put_one(
     // All of it first: many clients listen for an answer only when they have sent everything.
     let body = body_of(&asking, request).await;
     let kind = kind_of(&plural)?;
-    let dry_run = flag(&parameters(query.as_deref(), &["dryRun"])?, "dryRun")?;
+    let query = parameters(query.as_deref(), &["dryRun", "manager", "takeOver"])?;
+    let (dry_run, by) = (flag(&query, "dryRun")?, writer_of(&asking, "put", &query)?);
     let object = object_at(kind, &name, body?)?;
-    let done = change(&server, &asking, "put", Command::Apply { objects: vec![object] }, (dry_run, false)).await?;
+    let done = change(&server, &asking, by, Command::Apply { objects: vec![object] }, (dry_run, false)).await?;
     let outcome = done.outcomes.into_iter().next().ok_or_else(|| Failure::internal("nothing came of it"))?;
     let is_new = outcome.what == freeflow_orchestrator::Change::Created;
     let bytes = serde_json::to_vec(&outcome.object).map_err(|error| Failure::internal(error.to_string()))?;
@@ -429,23 +432,41 @@ async fn delete_one(
 ) -> Answer {
     let permit = admitted(&asking).await?;
     let kind = kind_of(&plural)?;
-    let query = parameters(query.as_deref(), &["dryRun", "follow", "resourceVersion", "unused"])?;
+    let query =
+        parameters(query.as_deref(), &["dryRun", "follow", "manager", "resourceVersion", "takeOver", "unused"])?;
     let only_unused = flag(&query, "unused")?;
     let (dry_run, version) = (flag(&query, "dryRun")?, version_of(&query)?);
-    let verb = verb_of(&asking, "delete", &query)?;
-    let done = change(&server, &asking, verb, Command::Delete { kind, name, version }, (dry_run, only_unused)).await;
+    let by = writer_of(&asking, "delete", &query)?;
+    let done = change(&server, &asking, by, Command::Delete { kind, name, version }, (dry_run, only_unused)).await;
     // A caller of a dry run may mean to delete those first.
     let done = done.map_err(|failure| if dry_run { failure } else { failure.without_users() })?;
     Ok(held(results(&done).to_string().into_bytes(), permit))
 }
 
-/// A cluster's follower says so of its changes; it is an admin.
-fn verb_of(asking: &Asking, verb: &'static str, query: &BTreeMap<String, String>) -> Result<&'static str, Failure> {
-    match flag(query, "follow")? {
-        true if asking.caller.role.is_admin => Ok(FOLLOW),
-        true => Err(Failure::forbidden("only an admin may change what a cluster has declared")),
-        false => Ok(verb),
+/// The verb for the audit log, and the writer whom a request names: a cluster's follower, a manager, an operator in a
+/// manager's place. All of them are admins.
+fn writer_of(
+    asking: &Asking,
+    verb: &'static str,
+    query: &BTreeMap<String, String>,
+) -> Result<(&'static str, Writer), Failure> {
+    let (follow, take_over) = (flag(query, "follow")?, flag(query, "takeOver")?);
+    let manager = query.get("manager");
+    if usize::from(follow) + usize::from(take_over) + usize::from(manager.is_some()) > 1 {
+        return Err(Failure::bad_request("follow, manager and takeOver do not go together"));
     }
+    if (take_over || manager.is_some()) && !asking.caller.role.is_admin {
+        return Err(Failure::forbidden("only an admin may be a manager, or take objects over from one"));
+    }
+    Ok(match manager {
+        _ if follow && !asking.caller.role.is_admin => {
+            return Err(Failure::forbidden("only an admin may change what a cluster has declared"));
+        }
+        _ if follow => (FOLLOW, Writer::Copy),
+        _ if take_over => (TAKE_OVER, Writer::TakeOver),
+        Some(name) => (verb, Writer::Manager(name.clone())),
+        None => (verb, Writer::Hand),
+    })
 }
 
 /// A list has no other fields: a `dryRun` that is put here must not change anything.
@@ -469,8 +490,8 @@ async fn apply(
 ) -> Answer {
     let permit = admitted(&asking).await?;
     let body = body_of(&asking, request).await;
-    let query = parameters(query.as_deref(), &["dryRun", "follow"])?;
-    let (dry_run, verb) = (flag(&query, "dryRun")?, verb_of(&asking, "apply", &query)?);
+    let query = parameters(query.as_deref(), &["dryRun", "follow", "manager", "takeOver"])?;
+    let (dry_run, by) = (flag(&query, "dryRun")?, writer_of(&asking, "apply", &query)?);
     let body = body?;
     let items = body.get("items").and_then(Value::as_array);
     let items = items.ok_or_else(|| Failure::bad_request("the body is {\"items\": [objects]}"))?;
@@ -490,7 +511,7 @@ async fn apply(
         })?);
     }
     drop(body);
-    let command = if verb == FOLLOW { Command::ApplyForCluster { objects } } else { Command::Apply { objects } };
-    let done = change(&server, &asking, verb, command, (dry_run, false)).await?;
+    let command = if by.0 == FOLLOW { Command::ApplyForCluster { objects } } else { Command::Apply { objects } };
+    let done = change(&server, &asking, by, command, (dry_run, false)).await?;
     Ok(held(results(&done).to_string().into_bytes(), permit))
 }

@@ -11,7 +11,7 @@ use crate::base::slab::Key;
 use crate::control::admin_connection::{AdminConnection, AdminDone};
 use crate::control::thread::{Control, Topic};
 use crate::dataplane::command::Ask;
-use freeflow_orchestrator::{Command, Refusal};
+use freeflow_orchestrator::{Command, Refusal, Writer};
 use freeflow_protocol::admin::{AdminErrorCode, AdminReply, AdminRequest};
 use freeflow_protocol::{MESSAGE_BYTES_MAX, PROTOCOL};
 use freeflow_shm::{fd, monotonic_ns};
@@ -129,7 +129,15 @@ impl Control {
     /// Does a command, with its line in the audit log.
     pub(crate) fn admin_change(&mut self, key: Key, verb: &'static str, command: Command) -> Result<(), Refusal> {
         let caller = Caller::root(self.admin_pid(key));
-        self.change_objects(ChangeObjects { caller, verb, command, dry_run: false, only_unused: false }).map(drop)
+        self.change_objects(ChangeObjects {
+            caller,
+            verb,
+            writer: Writer::Hand,
+            command,
+            dry_run: false,
+            only_unused: false,
+        })
+        .map(drop)
     }
 
     pub(crate) fn admin_pid(&self, key: Key) -> i32 {

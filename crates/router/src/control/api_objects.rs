@@ -5,18 +5,33 @@ use crate::api::permission::{self, View};
 use crate::api::plane::{
     BeginWatch, Beginning, ChangeObjects, Done, GetObject, NotDone, Page, PageObjects, ReplyTo, Serve,
 };
-use crate::audit::Entry;
+use crate::audit::{About, Entry};
 use crate::control::admin_audit::about;
 use crate::control::store_slot::QueuedCommand;
 use crate::control::thread::Control;
 use freeflow_orchestrator::objects::{AnyObject, ObjectKind};
-use freeflow_orchestrator::{Change, Command, Reason, Refusal, State};
+use freeflow_orchestrator::{Change, Command, Outcome, Reason, Refusal, State, Writer};
+use std::collections::BTreeMap;
 
 /// Objects of one answer, and objects looked at for it.
 const PAGE_COUNT_MAX: usize = 128;
 const LOOK_COUNT_MAX: usize = 1024;
 /// Changes that wait for the store, each with its body.
 const WAITING_COMMAND_COUNT_MAX: usize = 64;
+
+type Managers = BTreeMap<(ObjectKind, String), String>;
+
+/// For the audit log: the manager that an object has, or had.
+fn manager_text(outcome: &Outcome, before: Option<&String>, writer: &Writer) -> String {
+    let after = outcome.object.metadata().manager.as_ref().map(|manager| &manager.name);
+    let is_gone = outcome.what == Change::Deleted;
+    match (before, after) {
+        (Some(before), _) if *writer == Writer::TakeOver => format!("taken over from the manager {before}"),
+        (Some(before), None) if !is_gone => format!("no more managed by {before}"),
+        (_, Some(manager)) => format!("managed by {manager}"),
+        _ => String::new(),
+    }
+}
 
 impl Control {
     /// All that is declared.
@@ -26,7 +41,7 @@ impl Control {
 
     /// Checks, does, and notes in the audit log. The objects of the outcomes have no statuses.
     pub(crate) fn change_objects(&mut self, call: ChangeObjects) -> Result<Done, Refusal> {
-        let ChangeObjects { caller, verb, command, dry_run, only_unused } = call;
+        let ChangeObjects { caller, verb, writer, command, dry_run, only_unused } = call;
         let subject = match &command {
             Command::Apply { objects } | Command::ApplyForCluster { objects } => {
                 objects.first().map(|object| (object.kind(), object.name().to_owned()))
@@ -37,10 +52,11 @@ impl Control {
             Command::Begin { .. } => None,
         };
         let container = self.container_of(&command);
+        let managers = self.managers_of(&command);
         let done = permission::check(&caller.role, self.declared(), &command)
             .and_then(|()| permission::check_cluster(self.config.follows_cluster, &self.state, (verb, &command)))
             .and_then(|()| if only_unused { self.check_unused(&command) } else { Ok(()) })
-            .and_then(|()| self.command(command, dry_run));
+            .and_then(|()| self.command_by(&writer, command, dry_run));
         let mut outcomes = match done {
             Ok(outcomes) => outcomes,
             Err(refusal) => {
@@ -62,6 +78,7 @@ impl Control {
                 Change::Deleted => "deleted",
                 Change::Unchanged => continue,
             };
+            let detail = manager_text(outcome, managers.get(&(outcome.kind, outcome.name.clone())), &writer);
             let (kind, name) = (outcome.kind.name().to_owned(), outcome.name.clone());
             self.audit.note(Entry::Change {
                 who: caller.who.clone(),
@@ -70,13 +87,29 @@ impl Control {
                 name,
                 outcome: word,
                 revision: Some(revision.0),
-                about: Box::new(about(outcome, &container)),
+                about: Box::new(About { detail, ..about(outcome, &container) }),
             });
             if let Some(object) = self.declared().object(outcome.kind, &outcome.name) {
                 outcome.object = object;
             }
         }
         Ok(Done { revision, outcomes })
+    }
+
+    /// Names of the managers of a command's objects as they are.
+    fn managers_of(&self, command: &Command) -> Managers {
+        let subjects: Vec<(ObjectKind, &str)> = match command {
+            Command::Apply { objects } | Command::ApplyForCluster { objects } => {
+                objects.iter().map(|object| (object.kind(), object.name())).collect()
+            }
+            Command::Delete { kind, name, .. } => vec![(*kind, name.as_str())],
+            _ => Vec::new(),
+        };
+        let manager = |(kind, name): (ObjectKind, &str)| {
+            let manager = self.declared().object(kind, name)?.metadata().manager.clone()?;
+            Some(((kind, name.to_owned()), manager.name))
+        };
+        subjects.into_iter().filter_map(manager).collect()
     }
 
     /// Refuses to delete a vNIC that a container has, or a process uses.

@@ -9,7 +9,7 @@ use crate::control::vnic_room;
 use freeflow_orchestrator::access::AccessTable;
 use freeflow_orchestrator::objects::ObjectKind;
 use freeflow_orchestrator::store::{Committed, StoreError};
-use freeflow_orchestrator::{Change, Command, Outcome, Reason, Refusal};
+use freeflow_orchestrator::{Change, Command, Outcome, Reason, Refusal, Writer};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 
@@ -18,11 +18,21 @@ impl Control {
     /// worker has to know is on its way to it when this returns. Until it is stored the control
     /// thread goes round, see `storing`. `dry_run`: what it would come to; nothing is changed.
     pub(crate) fn command(&mut self, command: Command, dry_run: bool) -> Result<Vec<Outcome>, Refusal> {
-        self.with_command(|control| control.carry_out(command, dry_run))
+        self.command_by(&Writer::Hand, command, dry_run)
     }
 
-    fn carry_out(&mut self, command: Command, dry_run: bool) -> Result<Vec<Outcome>, Refusal> {
-        let plan = self.state.plan(&command)?;
+    /// The same, by this writer.
+    pub(crate) fn command_by(
+        &mut self,
+        writer: &Writer,
+        command: Command,
+        dry_run: bool,
+    ) -> Result<Vec<Outcome>, Refusal> {
+        self.with_command(|control| control.carry_out(writer, command, dry_run))
+    }
+
+    fn carry_out(&mut self, writer: &Writer, command: Command, dry_run: bool) -> Result<Vec<Outcome>, Refusal> {
+        let plan = self.state.plan_by(writer, &command)?;
         self.check_lease(&plan.results)?;
         if dry_run || plan.writes.is_empty() {
             return Ok(plan.results);

@@ -1,7 +1,7 @@
 //! A state with its store, as a router has them.
 use freeflow_orchestrator::objects::{AnyObject, parse_object};
 use freeflow_orchestrator::store::Committed;
-use freeflow_orchestrator::{Change, Command, MemoryStore, Outcome, Plan, Reason, Refusal, State, Store};
+use freeflow_orchestrator::{Change, Command, MemoryStore, Outcome, Plan, Reason, Refusal, State, Store, Writer};
 use serde_json::{Value, json};
 
 pub struct Host {
@@ -39,7 +39,11 @@ impl Host {
     }
 
     pub fn run(&mut self, command: &Command) -> Result<Vec<Outcome>, Refusal> {
-        let plan = self.state.plan(command)?;
+        self.run_by(&Writer::Hand, command)
+    }
+
+    pub fn run_by(&mut self, writer: &Writer, command: &Command) -> Result<Vec<Outcome>, Refusal> {
+        let plan = self.state.plan_by(writer, command)?;
         if !plan.writes.is_empty() {
             let committed = self.store.commit(&self.state.transaction(&plan)).unwrap();
             let Committed::Done(revision) = committed else { panic!("{committed:?}") };
@@ -52,6 +56,12 @@ impl Host {
     pub fn apply(&mut self, values: &[Value]) -> Vec<Change> {
         let results = self.run(&Command::Apply { objects: parsed(values) });
         results.unwrap_or_else(|refusal| panic!("{refusal}")).into_iter().map(|outcome| outcome.what).collect()
+    }
+
+    /// In the order of the objects, by this writer.
+    pub fn apply_by(&mut self, writer: &Writer, values: &[Value]) -> Result<Vec<Change>, Refusal> {
+        let results = self.run_by(writer, &Command::Apply { objects: parsed(values) })?;
+        Ok(results.into_iter().map(|outcome| outcome.what).collect())
     }
 
     /// As a cluster's objects.

@@ -1,0 +1,201 @@
+"""`freeflow-kubernetes controller` between an API server of the test's own and a router: objects, conditions, ends."""
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import time
+
+import pytest
+
+from harness import api as rest
+from harness import Failure, need, settings
+from harness.host import kill_router
+from harness.kube_api import KubeApi
+
+SECONDS = 30
+PROGRAM = "freeflow-kubernetes"
+
+
+def program():
+    """As `make` has put it, or as cargo has built it."""
+    places = [settings.DIST / "bin" / PROGRAM, settings.TARGET / "debug" / PROGRAM]
+    found = [place for place in places if place.exists()]
+    if not found:
+        pytest.skip(f"there is no {PROGRAM}: it is a part of `make`")
+    return found[0]
+
+
+@contextlib.contextmanager
+def etcd(directory):
+    """A member that knows no users; its URL."""
+    with contextlib.ExitStack() as ports:
+        # Both are free now; who takes one until etcd has it makes the test fail, and not pass.
+        sockets = [ports.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
+        client, peer = (f"http://127.0.0.1:{one.getsockname()[1]}" for one in sockets)
+    words = [os.environ.get("FREEFLOW_ETCD", "etcd"), "--name", "m", "--data-dir", directory / "etcd", "--listen-client-urls", client,
+             "--advertise-client-urls", client, "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
+             "--initial-cluster", f"m={peer}"]
+    with (directory / "etcd.log").open("w") as log:
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    try:
+        yield client
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+def until(what, probe):
+    end = time.monotonic() + SECONDS
+    while not (found := probe()):
+        need(time.monotonic() < end, f"in {SECONDS} s it is not so: {what}")
+        time.sleep(0.05)
+    return found
+
+
+class Controller:
+    def __init__(self, directory, kube, identity, *target):
+        config = directory / f"{identity}.kubeconfig"
+        config.write_text(f"current-context: c\ncontexts: [{{name: c, context: {{cluster: k, namespace: freeflow}}}}]\n"
+                          f"clusters: [{{name: k, cluster: {{server: '{kube.url}'}}}}]\n")
+        self.log = directory / f"{identity}.log"
+        words = [program(), "--kubeconfig", config, "controller", *target, "--identity", identity]
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                            env={**os.environ, "POD_NAME": ""})
+
+    def leads(self):
+        need(self.process.poll() is None, f"the controller has ended: {self.log.read_text()}")
+        return " leads" in self.log.read_text()
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait(10)
+
+
+@pytest.fixture(scope="module")
+def kube():
+    with KubeApi() as kube:
+        yield kube
+
+
+@pytest.fixture(scope="module")
+def controllers(host, kube):
+    all_of_them = [Controller(host.directory, kube, "one", "--socket", host.run_dir / "api.sock")]
+    until("one leads", all_of_them[0].leads)
+    yield all_of_them
+    for controller in all_of_them:
+        controller.kill()
+
+
+@pytest.fixture
+def api(host, controllers):
+    return rest.Api(host)
+
+
+def network(cidr, **more):
+    return {"spec": {"cidrs": [cidr], **more}}
+
+
+def accepted(kube, plural, namespace, name, status="True"):
+    def probe():
+        conditions = kube.conditions(plural, namespace, name) or {}
+        return conditions if conditions.get("Accepted", ("",))[0] == status else None
+    return until(f"{plural} {namespace}/{name}: Accepted is {status}; {kube.conditions(plural, namespace, name)}", probe)
+
+
+def test_resources_become_objects(api, kube, host):
+    kube.put("qosclasses", "", "slow", {"spec": {"vnic": {"rate": "1Gbit"}}})
+    kube.put("networks", "team", "red", network("10.82.0.0/24", qosClass="slow", podLabels=["role"]))
+    kube.put("vnics", "team", "db", {"spec": {"network": "red", "addresses": ["10.82.0.9"], "labels": {"tier": "db"}}})
+    kube.put("networks", "other", "red", network("10.82.0.0/24"))
+    for plural, namespace, name in (("qosclasses", "", "slow"), ("networks", "team", "red"), ("vnics", "team", "db"),
+                                    ("networks", "other", "red")):
+        conditions = accepted(kube, plural, namespace, name)
+        need(conditions["Enforced"][0] == "True", str(conditions))
+    made = api.want(200, "GET", "/networks/k8s.team.red")
+    need(made["spec"]["tenant"] == "k8s.team" and made["spec"]["qosClass"] == "k8s._.slow", str(made))
+    need(api.want(200, "GET", "/vnics/k8s.team.db")["metadata"]["labels"] == {"tier": "db"}, "labels of a vNIC")
+    need(kube.get("networks", "team", "red")["metadata"]["finalizers"] == ["freeflow.io/declared"], "a finalizer")
+    message = host.freeflow("delete", "network", "k8s.team.red", codes=(3,))
+    need("kubectl edit networks.freeflow.io red -n team" in message, message)
+    # Containers have vNICs of it as of any other network.
+    container = host.container("pod", "--network", "k8s.team.red")
+    kube.delete("networks", "team", "red")
+    until("the deletion waits", lambda: (kube.conditions("networks", "team", "red") or {}).get("Deleted"))
+    need(kube.conditions("networks", "team", "red")["Deleted"][1] == "InUse", "why it waits")
+    kube.delete("vnics", "team", "db")
+    container.remove()
+    until("it is gone", lambda: kube.get("networks", "team", "red") is None)
+    api.want(404, "GET", "/networks/k8s.team.red")
+
+
+def test_a_refused_resource_says_why_and_stops_nobody(api, kube):
+    kube.put("networks", "team", "broken", network("127.0.0.0/8"))
+    kube.put("networks", "team", "fine", network("10.83.0.0/24"))
+    accepted(kube, "networks", "team", "fine")
+    conditions = accepted(kube, "networks", "team", "broken", "False")
+    need(conditions["Accepted"][1] == "Invalid" and "spec.cidrs[0]" in conditions["Accepted"][2], str(conditions))
+    warnings = [event["reason"] for (plural, _, _), event in kube.objects.items() if plural == "events" and event["type"] == "Warning"]
+    need("Invalid" in warnings, str(warnings))
+    kube.put("networks", "team", "broken", network("10.84.0.0/24"))
+    accepted(kube, "networks", "team", "broken")
+
+
+def test_the_router_and_the_leader_may_die(api, kube, host, controllers):
+    controllers.append(Controller(host.directory, kube, "two", "--socket", host.run_dir / "api.sock"))
+    kill_router(host)
+    kube.put("networks", "team", "late", network("10.85.0.0/24"))
+    time.sleep(2)
+    need(not kube.conditions("networks", "team", "late"), "it was accepted by nobody")
+    host.up()
+    accepted(kube, "networks", "team", "late")
+    controllers[0].kill()
+    kube.put("networks", "team", "later", network("10.86.0.0/24"))
+    until("the other one leads", controllers[1].leads)
+    accepted(kube, "networks", "team", "later")
+
+
+def test_a_cluster_is_declared_to_by_an_operators_file(host, tmp_path):
+    with KubeApi() as kube, etcd(tmp_path) as url:
+        file = tmp_path / "operator.json"
+        file.write_text(json.dumps({"etcd": [url]}))
+
+        def made():
+            # etcd needs a moment to choose its leader.
+            with contextlib.suppress(Failure):
+                return host.freeflow("cluster", "init", "--cluster", file) or True
+
+        until("there is a cluster", made)
+        controller = Controller(tmp_path, kube, "of-cluster", "--cluster", file)
+        try:
+            kube.put("networks", "team", "red", network("10.87.0.0/24"))
+            kube.put("networks", "zebra", "red", network("10.87.0.0/25"))
+            kube.put("vnics", "team", "db", {"spec": {"network": "red"}})
+            conditions = accepted(kube, "vnics", "team", "db")
+            need(conditions["Enforced"][:2] == ("False", "Behind"), str(conditions))
+            need("no host" in conditions["Enforced"][2], str(conditions))
+            # In a cluster each network has its own addresses: one of the two is there.
+            both = [until("it is said", lambda: kube.conditions("networks", namespace, "red"))["Accepted"][0]
+                    for namespace in ("team", "zebra")]
+            need(both == ["True", "False"], str(both))
+            listed = json.loads(host.freeflow("get", "networks", "--cluster", file, "-o", "json"))["items"]
+            need([one["metadata"]["name"] for one in listed] == ["k8s.team.red"], str(listed))
+            message = host.freeflow("delete", "network", "k8s.team.red", "--cluster", file, codes=(3,))
+            need("managed by kubernetes" in message, message)
+            # A backup has the manager, and a cluster that gets it, too.
+            backup = tmp_path / "backup.yaml"
+            backup.write_text(host.freeflow("cluster", "export", "--cluster", file))
+            need("manager:" in backup.read_text(), "a backup without managers")
+            host.freeflow("cluster", "import", backup, "--cluster", file, codes=(3,))
+            host.freeflow("cluster", "import", backup, "--cluster", file, "--force")
+            there = json.loads(host.freeflow("get", "network", "k8s.team.red", "--cluster", file, "-o", "json"))
+            need(there["metadata"]["manager"]["name"] == "kubernetes", str(there))
+            kube.delete("networks", "team", "red")
+            until("the deletion waits", lambda: (kube.conditions("networks", "team", "red") or {}).get("Deleted"))
+            kube.delete("vnics", "team", "db")
+            until("both are gone", lambda: not kube.get("networks", "team", "red"))
+            accepted(kube, "networks", "zebra", "red")
+        finally:
+            controller.kill()
