@@ -1,7 +1,8 @@
 //! The node's agent: `freeflow-kubernetes node`, on each node, beside the router.
 //!
 //! - [`driver`]: the DRA driver, which prepares claims; [`claim`], [`parameters`] and [`rules`] say what they get,
-//!   [`networks`] which of them a namespace has, [`prepared`] what is on disk of them, [`slices`] what the scheduler sees.
+//!   [`networks`] which of them a namespace has, [`prepared`] what is on disk of them, [`slices`] what the scheduler
+//!   sees.
 //! - [`device_plugin`]: the same for clusters without DRA.
 //! - [`registration`], [`sockets`], [`grpc`], [`messages`]: how the kubelet is spoken to.
 //! - [`host`]: the router.
@@ -27,6 +28,7 @@ pub mod sockets;
 mod tests;
 
 use crate::api::{Client, Kind};
+use crate::declared::rules::Lookup;
 use crate::log;
 use claim::DRIVER;
 use device_plugin::DevicePlugin;
@@ -237,7 +239,7 @@ async fn dra(options: Options, run_dir: RunDir, host: Host, client: Client) -> I
         claims: Kind::new(GROUP, VERSIONS[0], "resourceclaims").at_version(version),
         node: options.node_name.clone(),
         host,
-        rules: NamespaceNetworks { client: client.clone(), shared: SharedNetworks(options.shared()) },
+        rules: NamespaceNetworks { lookup: Lookup::new(client.clone()), shared: SharedNetworks(options.shared()) },
         prepared: PreparedClaims {
             cdi: options.cdi_dir.clone(),
             records: options.plugin_directory().join("claims"),
