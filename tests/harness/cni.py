@@ -94,6 +94,8 @@ class Pod:
         self.name = f"fft-{os.getpid()}-{Pod.count}"
         self.path = pathlib.Path("/run/netns") / self.name
         run(["ip", "netns", "add", self.name])
+        # As runtimes do, by the plugin `loopback`.
+        run(["ip", "-n", self.name, "link", "set", "lo", "up"])
         self.running = []
 
     def inside(self, *words):

@@ -11,7 +11,7 @@ import time
 import pytest
 
 import harness
-from harness import cni, podman
+from harness import cni, made_images, podman
 from harness.cni import Refused
 from harness.failure import need
 from harness.processes import run, steady
@@ -98,6 +98,8 @@ def test_after_another_plugin_the_pods_address_has_a_vnic(place, plugin):
         output = pods[0].run("pods", "sh", "-c", "ibv_devinfo -v; cat /sys/class/infiniband/*/ports/1/gid_attrs/ndevs/0; ls /sys/class/net")
         need(f"::ffff:{addresses[0]}" in output and "ff0" not in output.split(), output)
         perftest(*pods, "pods", addresses[0])
+        # Two containers of one pod.
+        perftest(pods[0], pods[0], "pods", addresses[0])
         # The ends of these containers are no ends of their vNICs, and ps shows the pods.
         need(len(vnics(plugin)) == 2, f"{vnics(plugin)}")
         rows = [row for row in plugin.host.containers() if row["engine"] == "cni"]
@@ -220,6 +222,21 @@ def test_stale_attachments_are_collected(place, plugin):
         run(["ip", "netns", "delete", pods[1].name])
         plugin.host.freeflow("up")
         need([vnic["address"] for vnic in vnics(plugin)] == pods[0].addresses(), f"{vnics(plugin)}")
+        # The machine was started again, with its run directory on a disk: what the path shows is another namespace.
+        file, = plugin.host.run_dir.glob("cni/*.json")
+        text = file.read_text()
+        attachment = json.loads(text)
+        attachment["namespace"]["boot"] = "another"
+        file.write_text(json.dumps(attachment))
+        plugin.host.freeflow("up")
+        need(vnics(plugin) == [] and pods[0].addresses() == [], f"left: {vnics(plugin)}")
+        # A vNIC whose attachment was lost, and a half-written file.
+        result = plugin.call("ADD", ALONE, pods[0])
+        file, = plugin.host.run_dir.glob("cni/*.json")
+        file.rename(file.with_suffix(".tmp1"))
+        refused(101, lambda: plugin.call("CHECK", {**ALONE, "prevResult": result}, pods[0]))
+        plugin.host.freeflow("up")
+        need(vnics(plugin) == [] and not list(plugin.host.run_dir.glob("cni/[0-9]*")), f"left: {vnics(plugin)}")
         plugin.call("DEL", {**ALONE, "netwrok": "x"}, pods[0])
         need(vnics(plugin) == [], f"left: {vnics(plugin)}")
 
@@ -259,9 +276,53 @@ def test_a_plugin_or_a_router_that_is_killed_costs_nothing(place, plugin):
         need(vnics(plugin) == [], f"left: {vnics(plugin)}")
 
 
+def test_many_at_once(place, plugin):
+    with cni.pods(place, *[""] * 8) as pods:
+        calls = [cni.started(plugin.program, "ADD", ALONE, plugin.environment(pod)) for pod in pods]
+        results = [cni.answer_of(call) for call in calls]
+        addresses = {result["ips"][0]["address"] for result in results}
+        need(len(addresses) == len(pods) == len(vnics(plugin)), f"{addresses}")
+        calls = [cni.started(plugin.program, "DEL", ALONE, plugin.environment(pod)) for pod in pods]
+        for call in calls:
+            cni.answer_of(call)
+    need(vnics(plugin) == [], f"left: {vnics(plugin)}")
+
+
+def test_a_runtime_without_cdi_gives_the_pods_vnic(place, plugin):
+    """`freeflow-runtime`, where nothing names a network."""
+    root = made_images.make_root(plugin.directory / "image", "sh", "ibv_devinfo")
+    with cni.pods(place, "") as (pod,), added(plugin, ALONE, pod) as result:
+        bundle = plugin.directory / "bundle"
+        bundle.mkdir()
+        run(["runc", "spec", "--bundle", bundle])
+        file = bundle / "config.json"
+        spec = json.loads(file.read_text())
+        spec["process"].update(terminal=False, args=["ibv_devinfo", "-v"])
+        spec["root"]["path"] = str(root)
+        network, = (one for one in spec["linux"]["namespaces"] if one["type"] == "network")
+        network["path"] = str(pod.path)
+        file.write_text(json.dumps(spec))
+        output = run([plugin.host.freeflow_path, "--run-dir", plugin.host.run_dir, "runtime", "--root",
+                      plugin.directory / "state", "run", "--bundle", bundle, pod.name])
+        need(f"::ffff:{result['ips'][0]['address'].split('/')[0]}" in output, output)
+        need(len(vnics(plugin)) == 1, "the pod's vNIC has ended with its container")
+
+
 def test_versions(plugin):
     answer = plugin.call("VERSION", {"cniVersion": "1.0.0"})
     need(answer == {"cniVersion": "1.0.0", "supportedVersions": ["0.3.1", "0.4.0", "1.0.0", "1.1.0"]}, f"{answer}")
     need(plugin.call("VERSION", "")["cniVersion"] == "1.1.0", "without input")
     refused(1, lambda: plugin.call("GC", {**ALONE, "cniVersion": "1.0.0"}))
-    refused(50, lambda: plugin.call("STATUS", {**ALONE, "network": "none"}))
+    need("none" in refused(50, lambda: plugin.call("STATUS", {**ALONE, "network": "none"})), "the network")
+
+
+def test_down_says_what_it_ends(place, plugin):
+    with cni.pods(place, "") as (pod,):
+        result = plugin.call("ADD", ALONE, pod)
+        output = plugin.host.freeflow("down", codes=(1,))
+        need(pod.name[:12] in output, output)
+        plugin.host.freeflow("down", "--force")
+        need(pod.addresses() == [], f"{pod.interfaces()}")
+        plugin.call("DEL", ALONE, pod)
+        plugin.host.up()
+        need("no attachment" in refused(101, lambda: plugin.call("CHECK", {**ALONE, "network": "default", "prevResult": result}, pod)), "")
