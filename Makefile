@@ -28,6 +28,7 @@ programs:
 	    scripts/install-program $(TARGET_DIR)/$(HOST)/release/$$program $(DIST)/bin || exit 1; \
 	done
 	@ln -sf freeflow $(DIST)/bin/freeflow-runtime
+	@ln -sf freeflow $(DIST)/bin/freeflow-cni
 
 library:
 	scripts/link-ibverbs $(DIST)/lib

@@ -137,6 +137,11 @@ pub enum Command {
     },
     /// Start containers with a vNIC for an engine without CDI: an OCI runtime in front of runc or crun
     Runtime(Runtime),
+    /// Give pods vNICs: a CNI plugin
+    ///
+    /// Container runtimes call it freeflow-cni, a link to freeflow, with their request in the environment and the
+    /// network configuration on standard input.
+    Cni,
     /// Show the version
     Version,
     /// The container runtimes' side of the CDI device

@@ -8,6 +8,9 @@
 //! libibverbs and librdmacm. `poststop` detaches it. An error goes to stderr and, by its exit
 //! status, stops the container's start.
 //!
+//! A container whose network namespace has a vNIC of the CNI plugin in the network gets that one, which other
+//! containers of its pod may have besides, and which stays when it ends.
+//!
 //! Invariant: network, name, address and labels of a vNIC come from the device alone. Of the container's
 //! `config.json` only the path of its root is read, which the engine chooses. Annotations, environment, host name and
 //! labels in there may be the image's (podman copies an image's annotations), and they cannot be
@@ -15,6 +18,7 @@
 
 use crate::admin::{Admin, Presence};
 use crate::cluster::{check_drained, meet};
+use crate::cni::attachments::{Attachment, Attachments};
 use crate::container_names;
 use crate::failure::{Context, Result, fail};
 use crate::fork::in_child;
@@ -93,6 +97,12 @@ pub fn create_runtime(run_dir: &RunDir, wanted: Wanted<'_>) -> Result<()> {
     let root = state.bundle.join(&configuration.root.path);
     let library = fs::canonicalize(tools::library()?).context(tools::LIBRARY)?;
     let mut admin = Admin::connect(run_dir)?;
+    // Labels of its own need a vNIC of its own.
+    if let Wanted::Network(network, []) = wanted
+        && let Some(attachment) = Attachments::of(run_dir).of_process(process.pid, network)?
+    {
+        return join(run_dir, &attachment, process.pid, &root, &library);
+    }
     let vnic = match wanted {
         Wanted::Network(network, labels) => {
             check_drained(run_dir, network)?;
@@ -175,7 +185,24 @@ fn equip(run_dir: &RunDir, vnic: &VnicStatus, bridge: &Bridge, pid: u32, root: &
     if !namespace::same_network(pid, std::process::id())? {
         plug(run_dir, vnic, bridge, pid)?;
     }
-    let sources = Sources::open(Path::new(&vnic.directory), library)?;
+    inject(Path::new(&vnic.directory), pid, root, library)
+}
+
+/// Gives a container the vNIC of its pod.
+fn join(run_dir: &RunDir, attachment: &Attachment, pid: u32, root: &Path, library: &Path) -> Result<()> {
+    let directory = run_dir.vnics().join(&attachment.vnic);
+    if !directory.exists() {
+        fail!(
+            "the pod's vNIC in the network {} is gone, since the host was taken down: make the pod again",
+            attachment.network
+        );
+    }
+    inject(&directory, pid, root, library)
+}
+
+/// Mounts what programs need of a vNIC.
+fn inject(vnic_directory: &Path, pid: u32, root: &Path, library: &Path) -> Result<()> {
+    let sources = Sources::open(vnic_directory, library)?;
     let process_root = File::open(format!("/proc/{pid}/root")).context("the container's process")?;
     let mounts = File::open(format!("/proc/{pid}/ns/mnt")).context("the container's mounts")?;
     in_child(|| {

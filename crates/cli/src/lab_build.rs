@@ -6,6 +6,7 @@
 //! the last helper of a killed `lab up` is done; programs that they start don't.
 
 use crate::arguments::{LabUp, Up};
+use crate::cni::attachments::Attachments;
 use crate::failure::{Context, Failure, Result, fail};
 use crate::fork::in_child;
 use crate::holders::Holders;
@@ -247,7 +248,8 @@ fn live_containers(host: &RunDir) -> Vec<String> {
     };
     let foreign = vnics.into_iter().filter(|vnic| hook::process_of(vnic).is_some_and(|process| process.is_alive()));
     let held = Holders::of(host).live().into_iter().map(|holder| holder.name);
-    own.chain(foreign.map(|vnic| vnic.name)).chain(held).collect()
+    let of_pods = Attachments::of(host).live().into_iter().map(|attachment| attachment.name);
+    own.chain(foreign.map(|vnic| vnic.name)).chain(held).chain(of_pods).collect()
 }
 
 /// Removes all there is of a lab, whole or not. Goes on after a failure and reports the first; then the directory

@@ -14,6 +14,7 @@ mod arguments_control;
 mod cgroup;
 mod cluster;
 mod cm;
+mod cni;
 mod container_names;
 mod control;
 mod doctor;
@@ -62,11 +63,13 @@ use clap::Parser;
 use failure::{EXIT_RUN_FAILED, Failure, Result};
 use freeflow_hostnet::run_dir::RunDir;
 use hook::Wanted;
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse_from(runtime::command_line(std::env::args_os()));
+    let arguments = Arguments::parse_from(command_line(std::env::args_os()));
     match dispatch(arguments) {
         Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(EXIT_RUN_FAILED)),
         Err(failure) => {
@@ -76,6 +79,19 @@ fn main() -> ExitCode {
     }
 }
 
+/// The command line, where the program was called by the name of a runtime or a plugin: with that command.
+fn command_line(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut words: Vec<OsString> = words.collect();
+    let name = words.first().and_then(|word| Path::new(word).file_name());
+    let command = [(runtime::PROGRAM, "runtime"), (cni::PROGRAM, "cni")]
+        .into_iter()
+        .find_map(|(program, command)| (name == Some(OsStr::new(program))).then_some(command));
+    if let Some(command) = command {
+        words.splice(0..1, ["freeflow".into(), command.into()]);
+    }
+    words
+}
+
 fn dispatch(arguments: Arguments) -> Result<i32> {
     let run_dir = RunDir::new(&arguments.run_dir)?;
     if let Some(result) = control::dispatch(&run_dir, &arguments.command) {
@@ -83,6 +99,7 @@ fn dispatch(arguments: Arguments) -> Result<i32> {
     }
     let needs_nothing = match &arguments.command {
         Command::Doctor { .. } | Command::Version | Command::Runtime(_) | Command::Generate { .. } => true,
+        Command::Cni => true,
         Command::Peers(Peers::Key { .. }) | Command::Move(_) | Command::Host(_) => true,
         Command::Ps { hosts, .. } => hosts.all_hosts,
         Command::Cluster(action) => !matches!(action, Cluster::Follow),
@@ -133,6 +150,7 @@ fn dispatch(arguments: Arguments) -> Result<i32> {
             unreachable!("these were dispatched before")
         }
         Command::Runtime(arguments) => runtime::runtime(&run_dir, &arguments)?,
+        Command::Cni => return Ok(cni::cni(&run_dir)),
         Command::Hook(hook) => {
             let new = Wanted::Network(&hook.network, &hook.labels);
             let wanted = hook.vnic.as_deref().map_or(new, Wanted::Vnic);
@@ -166,4 +184,18 @@ fn require_privilege(command: &Command) -> Result<()> {
         "use sudo freeflow …"
     };
     Err(Failure::new(format!("this needs root, because {why}; {remedy}")).with_code(code))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_of_the_program_chooses_the_command() {
+        let line = |text: &str| command_line(text.split(' ').map(OsString::from));
+        assert_eq!(line("/usr/bin/freeflow-runtime --root /r list"), ["freeflow", "runtime", "--root", "/r", "list"]);
+        assert_eq!(line("/opt/cni/bin/freeflow-cni"), ["freeflow", "cni"]);
+        assert_eq!(line("/usr/bin/freeflow ps"), ["/usr/bin/freeflow", "ps"]);
+        assert!(command_line(std::iter::empty()).is_empty());
+    }
 }

@@ -7,10 +7,11 @@ use crate::failure::{Failure, Result};
 use crate::inject_sysfs::name_interface;
 use crate::{output, sys, tools};
 use freeflow_hostnet::inventory::Inventory;
-use freeflow_hostnet::ports::{self, Bridge};
+use freeflow_hostnet::ports::{self, Bridge, Plugged};
 use freeflow_hostnet::reconciler::{explain, reconcile};
 use freeflow_hostnet::run_dir::RunDir;
 use freeflow_protocol::admin::VnicStatus;
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 
 /// The CDI file, interfaces and bridges that nobody needs, names of vNICs. A caller who may not do this leaves it
@@ -38,9 +39,26 @@ pub fn inventory(admin: &mut Admin) -> Result<Inventory> {
 /// lacks for IPv6 is a warning.
 pub fn plug(run_dir: &RunDir, vnic: &VnicStatus, bridge: &Bridge, pid: u32) -> Result<String> {
     let plugged = ports::plug(run_dir, vnic, bridge, pid)?;
-    if let Some(warning) = plugged.warning {
+    show(vnic, &plugged);
+    Ok(plugged.interface)
+}
+
+/// The same for a network namespace, see [`ports::plug_into`].
+pub fn plug_into(
+    run_dir: &RunDir,
+    vnic: &VnicStatus,
+    bridge: &Bridge,
+    namespace: BorrowedFd<'_>,
+    name: Option<&str>,
+) -> Result<Plugged> {
+    let plugged = ports::plug_into(run_dir, vnic, bridge, namespace, name)?;
+    show(vnic, &plugged);
+    Ok(plugged)
+}
+
+fn show(vnic: &VnicStatus, plugged: &Plugged) {
+    if let Some(warning) = &plugged.warning {
         output::complaint(format!("warning: {warning}"));
     }
     name_interface(Path::new(&vnic.directory), &plugged.interface);
-    Ok(plugged.interface)
 }

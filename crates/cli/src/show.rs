@@ -4,6 +4,7 @@ use crate::admin::{Admin, Presence};
 use crate::arguments::Format;
 use crate::cluster;
 use crate::cm;
+use crate::cni::attachments::{Attachment, Attachments, ENGINE as CNI};
 use crate::container_names;
 use crate::failure::Result;
 use crate::holders::Holders;
@@ -252,33 +253,58 @@ fn foreign(run_dir: &RunDir, admin: &mut Admin) -> Result<Vec<Container>> {
     let host = admin.status()?.host;
     let vnics = admin.vnics()?;
     let holders = Holders::of(run_dir).live();
-    Ok(vnics
-        .into_iter()
-        .filter_map(|vnic| {
-            let holder = holders.iter().find(|holder| holder.vnic == vnic.id);
-            let process = holder.map(|holder| holder.process).or_else(|| crate::hook::process_of(&vnic))?;
-            let command = std::fs::read(format!("/proc/{}/cmdline", process.pid)).unwrap_or_default();
-            let words = command.split(|&byte| byte == 0).filter(|word| !word.is_empty());
-            process.is_alive().then(|| Container {
-                name: holder.map_or(vnic.name, |holder| holder.name.clone()),
-                id: vnic.id,
-                ip: Some(vnic.address),
-                ip6: vnic.address6,
-                network: vnic.network,
-                host: host.clone(),
-                pid: Some(process.pid),
-                status: "running".into(),
-                exit_code: None,
-                command: words.map(|word| String::from_utf8_lossy(word).into_owned()).collect(),
-                engine: "oci",
-                init_pid: Some(process.pid),
-                supervisor_pid: None,
-                created_s: None,
-                finished_s: None,
-                note: None,
-            })
+    let pods = pods(run_dir, &vnics, &host);
+    let of_engines = vnics.into_iter().filter_map(|vnic| {
+        let holder = holders.iter().find(|holder| holder.vnic == vnic.id);
+        let process = holder.map(|holder| holder.process).or_else(|| crate::hook::process_of(&vnic))?;
+        let command = std::fs::read(format!("/proc/{}/cmdline", process.pid)).unwrap_or_default();
+        let words = command.split(|&byte| byte == 0).filter(|word| !word.is_empty());
+        process.is_alive().then(|| Container {
+            name: holder.map_or(vnic.name, |holder| holder.name.clone()),
+            id: vnic.id,
+            ip: Some(vnic.address),
+            ip6: vnic.address6,
+            network: vnic.network,
+            host: host.clone(),
+            pid: Some(process.pid),
+            status: "running".into(),
+            exit_code: None,
+            command: words.map(|word| String::from_utf8_lossy(word).into_owned()).collect(),
+            engine: "oci",
+            init_pid: Some(process.pid),
+            supervisor_pid: None,
+            created_s: None,
+            finished_s: None,
+            note: None,
         })
-        .collect())
+    });
+    Ok(of_engines.chain(pods).collect())
+}
+
+/// Pods that have a vNIC of the CNI plugin, however many containers have it from them.
+fn pods(run_dir: &RunDir, vnics: &[VnicStatus], host: &str) -> Vec<Container> {
+    let pod = |attachment: Attachment| {
+        let vnic = vnics.iter().find(|vnic| vnic.id == attachment.vnic)?;
+        Some(Container {
+            name: attachment.name,
+            id: attachment.vnic,
+            ip: Some(vnic.address),
+            ip6: vnic.address6,
+            network: vnic.network.clone(),
+            host: host.into(),
+            pid: None,
+            status: "pod".into(),
+            exit_code: None,
+            command: Vec::new(),
+            engine: CNI,
+            init_pid: None,
+            supervisor_pid: None,
+            created_s: None,
+            finished_s: None,
+            note: None,
+        })
+    };
+    Attachments::of(run_dir).live().into_iter().filter_map(pod).collect()
 }
 
 fn row(container: &Container) -> Vec<String> {

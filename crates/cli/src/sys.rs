@@ -49,6 +49,25 @@ pub fn unshare(flags: UnshareFlags) -> io::Result<()> {
     Ok(())
 }
 
+/// `asm-generic/socket.h`; not in every libc.
+const SO_NETNS_COOKIE: libc::c_int = 71;
+
+/// The number of the calling thread's network namespace, which no other one has had since the machine started.
+///
+/// # Errors
+/// The kernel is older than 5.14.
+pub fn network_namespace_cookie() -> io::Result<u64> {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+    let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    let (mut cookie, mut bytes) = (0_u64, size_of::<u64>() as libc::socklen_t);
+    // SAFETY: both are ours, and `bytes` says how long `cookie` is, which may hold any bytes.
+    let result = unsafe {
+        let value = (&raw mut cookie).cast();
+        libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, SO_NETNS_COOKIE, value, &raw mut bytes)
+    };
+    if result == 0 && bytes as usize == size_of::<u64>() { Ok(cookie) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Marks every descriptor from `first` up close-on-exec.
 pub fn close_on_exec_from(first: u32) -> io::Result<()> {
     close_range(first, libc::CLOSE_RANGE_CLOEXEC)

@@ -2,6 +2,7 @@
 
 use crate::admin::{Admin, Presence};
 use crate::arguments::{ShardBy, ThreadCount, Up};
+use crate::cni::attachments::{Attachment, Attachments, ENGINE as CNI};
 use crate::failure::{Context, Failure, Result, fail};
 use crate::holders::Holders;
 use crate::process::Process;
@@ -417,14 +418,17 @@ fn is_other(asked: ThreadCount, count: u32, given: Option<u32>) -> bool {
 fn reconcile(run_dir: &RunDir, admin: &mut Admin) -> Result<Vec<String>> {
     let records = Records::of(run_dir);
     records.reconcile(Some(admin))?;
+    let attachments = Attachments::of(run_dir);
+    attachments.settle(Some(admin), |attachment| attachment.namespace.seen_at(&attachment.path))?;
     // In this order: a container that starts meanwhile has a record before its vNIC, and that before its interface.
     let ports = ports::list(run_dir)?;
     let vnics = admin.vnics()?;
     let networks = admin.networks()?;
     let live: Vec<Record> = records.list().into_iter().filter(Record::is_live).collect();
+    let attached = attachments.list();
     let mut kept = Vec::new();
     for vnic in &vnics {
-        if is_in_use(vnic, &live) {
+        if is_in_use(vnic, &live, &attached) {
             kept.push(vnic.into());
         } else {
             admin.detach(&vnic.id)?;
@@ -450,14 +454,17 @@ fn reconcile(run_dir: &RunDir, admin: &mut Admin) -> Result<Vec<String>> {
     for holder in Holders::of(run_dir).live().iter().filter(|holder| known.contains(holder.vnic.as_str())) {
         admin.occupy(&holder.vnic, &holder.name, true)?;
     }
-    Ok(live.into_iter().filter(|record| !known.contains(record.id.as_str())).map(|record| record.name).collect())
+    let of_pods = attached.into_iter().map(|attachment| (attachment.vnic, attachment.name));
+    let all = live.into_iter().map(|record| (record.id, record.name)).chain(of_pods);
+    Ok(all.filter(|(vnic, _)| !known.contains(vnic.as_str())).map(|(_, name)| name).collect())
 }
 
-fn is_in_use(vnic: &VnicStatus, live: &[Record]) -> bool {
+fn is_in_use(vnic: &VnicStatus, live: &[Record], attached: &[Attachment]) -> bool {
     let engine = vnic.labels.iter().find(|(key, _)| key == "engine").map(|(_, value)| value.as_str());
     match engine {
         Some("freeflow") => live.iter().any(|record| record.id == vnic.id),
         Some("oci") => hook::process_of(vnic).is_none_or(|process| process.is_alive()),
+        Some(CNI) => attached.iter().any(|attachment| attachment.vnic == vnic.id),
         // Attached by somebody we don't know; not ours to end.
         _ => true,
     }
@@ -552,7 +559,8 @@ pub fn take_down(run_dir: &RunDir, force: bool) -> Result<Vec<String>> {
     };
     let attached = vnics.iter().filter(|vnic| hook::process_of(vnic).is_some_and(|process| process.is_alive()));
     let held = Holders::of(run_dir).live().into_iter().map(|holder| holder.name);
-    let foreign: Vec<String> = attached.map(|vnic| vnic.name.clone()).chain(held).collect();
+    let of_pods = Attachments::of(run_dir).live().into_iter().map(|attachment| attachment.name);
+    let foreign: Vec<String> = attached.map(|vnic| vnic.name.clone()).chain(held).chain(of_pods).collect();
     let names: Vec<String> = live.iter().map(|record| record.name.clone()).chain(foreign.iter().cloned()).collect();
     if !names.is_empty() && !force && !confirmed(&names)? {
         fail!(
@@ -616,6 +624,7 @@ fn clean(run_dir: &RunDir, records: &Records) -> Result<()> {
     let _ = fs::remove_dir_all(run_dir.path().join("cluster"));
     let _ = fs::remove_dir_all(run_dir.vnics());
     let _ = fs::remove_dir_all(run_dir.holders());
+    let _ = fs::remove_dir_all(run_dir.cni());
     Ok(())
 }
 

@@ -172,14 +172,14 @@ pub fn routes(except: &str) -> Result<Vec<(Ipv4Addr, u8)>> {
     Ok(all.filter(|&(_, prefix_length)| prefix_length > 0).collect())
 }
 
-/// Makes a default route over an interface, unless this namespace has a default route.
+/// Makes a default route over an interface, unless this namespace has a default route. Gives whether it was made.
 ///
 /// # Errors
 /// There is no such interface, or the gateway can't be reached by it.
-pub(crate) fn ensure_default_route(gateway: IpAddr, interface: &str) -> Result<()> {
+pub(crate) fn ensure_default_route(gateway: IpAddr, interface: &str) -> Result<bool> {
     let is_default = |route: &Route| route.table == u32::from(RouteHeader::RT_TABLE_MAIN) && route.destination.1 == 0;
     if list_routes()?.iter().any(is_default) {
-        return Ok(());
+        return Ok(false);
     }
     let mut message = RouteMessage::default();
     message.header.address_family = family_of(gateway);
@@ -191,6 +191,7 @@ pub(crate) fn ensure_default_route(gateway: IpAddr, interface: &str) -> Result<(
     Netlink::open()
         .and_then(|mut netlink| netlink.change(RouteNetlinkMessage::NewRoute(message), NLM_F_CREATE | NLM_F_EXCL))
         .context(format!("can't make a route by {gateway}"))
+        .map(|()| true)
 }
 
 /// Where an overlay sends frames for Ethernet addresses that it does not know: an entry of the address 0 for each host.

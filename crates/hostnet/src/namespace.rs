@@ -3,7 +3,7 @@
 use crate::error::{Context, Error, Result};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::fs::{self, File};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 
 /// Runs a function in a network namespace, on a thread that has ended when this returns: the
 /// caller's thread does not leave its own, whatever fails.
@@ -23,10 +23,9 @@ pub fn in_network<T: Send>(namespace: BorrowedFd<'_>, act: impl FnOnce() -> Resu
     })
 }
 
-/// Runs a function in a process' network namespace, as [`in_network`].
-pub(crate) fn in_network_of<T: Send>(pid: u32, act: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-    let namespace = File::open(format!("/proc/{pid}/ns/net")).context("the container's network namespace")?;
-    in_network(namespace.as_fd(), act)
+/// A process' network namespace.
+pub(crate) fn network_of_process(pid: u32) -> Result<File> {
+    File::open(format!("/proc/{pid}/ns/net")).context("the container's network namespace")
 }
 
 /// Whether two processes share a network namespace.

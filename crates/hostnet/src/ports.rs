@@ -4,13 +4,14 @@ use crate::addresses::{self, Detection, InterfaceAddress};
 use crate::error::{Context, Error, Result, fail};
 use crate::guard::Guard;
 use crate::links::{self, Change, Filter, Link, PeerNamespace};
-use crate::namespace::in_network_of;
+use crate::namespace::{in_network, network_of_process};
 use crate::run_dir::RunDir;
 use freeflow_protocol::admin::VnicStatus;
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::Ipv6Addr;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 /// vNICs that may share one network namespace, as containers of a pod do.
@@ -86,6 +87,10 @@ fn port_of(end: &Link, prefix: &str, bridges: &BTreeMap<u32, String>) -> Option<
 pub struct Plugged {
     /// Its name inside.
     pub interface: String,
+    /// The name of the host's end.
+    pub port: String,
+    /// The namespace's default route is by it.
+    pub has_default_route: bool,
     /// Why it does not have the vNIC's IPv6 address, if it does not.
     pub warning: Option<String>,
 }
@@ -96,6 +101,20 @@ pub struct Plugged {
 /// # Errors
 /// The bridge is gone, the kernel refuses, or the guard that this host needs can't be put. Nothing is left then.
 pub fn plug(run_dir: &RunDir, vnic: &VnicStatus, bridge: &Bridge, pid: u32) -> Result<Plugged> {
+    plug_into(run_dir, vnic, bridge, network_of_process(pid)?.as_fd(), None)
+}
+
+/// The same for a network namespace. Without a name the interface has the first of `ff0`, `ff1`, … that is free there.
+///
+/// # Errors
+/// Those of [`plug`]; or the namespace has an interface of that name.
+pub fn plug_into(
+    run_dir: &RunDir,
+    vnic: &VnicStatus,
+    bridge: &Bridge,
+    namespace: BorrowedFd<'_>,
+    name: Option<&str>,
+) -> Result<Plugged> {
     let Bridge { name: bridge, network, has_gateway } = bridge;
     let Some(bridge_link) = links::find(bridge)? else {
         fail!("the bridge {bridge} is gone; make it again with freeflow up");
@@ -103,33 +122,36 @@ pub fn plug(run_dir: &RunDir, vnic: &VnicStatus, bridge: &Bridge, pid: u32) -> R
     // A container of this id that is no more may have left its own.
     unplug(run_dir, &vnic.id);
     let host = host_interface()?;
-    let inside = free_name(pid)?;
-    links::add_veth(&host, (&inside, PeerNamespace::OfProcess(pid)), Some(bridge_link.mtu_bytes))?;
+    let inside = match name {
+        Some(name) => name.to_string(),
+        None => in_network(namespace, free_name)?,
+    };
+    links::add_veth(&host, (&inside, PeerNamespace::Of(namespace)), Some(bridge_link.mtu_bytes))?;
     let alias = alias(run_dir, *network, &vnic.id);
     // Guarded before it carries anything.
     let result = links::change(&host, Change { alias: Some(&alias), ..Change::default() })
         .and_then(|()| Guard::of(run_dir).put(&host))
         .and_then(|()| links::change(&host, Change { bridge: Some(bridge), ..Change::UP }))
-        .and_then(|()| in_network_of(pid, || configure(vnic, *has_gateway, &inside)));
+        .and_then(|()| in_network(namespace, || configure(vnic, *has_gateway, &inside)));
     if result.is_err() {
         links::delete_if_there(&host);
     }
-    let warning = result?;
+    let (has_default_route, warning) = result?;
     // Others have packets until they have found out by themselves.
-    let _ = announce(&host, pid, &inside);
-    Ok(Plugged { warning, interface: inside })
+    let _ = announce(&host, namespace, &inside);
+    Ok(Plugged { interface: inside, port: host, has_default_route, warning })
 }
 
 /// Tells all of the network that the addresses are here now: they may have been another container's, or on another
 /// host. The kernel does so (gratuitous ARP, RFC 5227; unsolicited neighbour advertisements, RFC 4861, 7.2.6) when an
 /// interface's Ethernet address is set.
-fn announce(host: &str, pid: u32, interface: &str) -> Result<()> {
+fn announce(host: &str, namespace: BorrowedFd<'_>, interface: &str) -> Result<()> {
     let until = Instant::now() + FORWARDING_TIME;
     // The bridge drops what comes before.
     while !links::get(host)?.is_running && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(1));
     }
-    in_network_of(pid, || {
+    in_network(namespace, || {
         for (family, setting) in [("ipv4", "arp_notify"), ("ipv6", "ndisc_notify")] {
             // A kernel without IPv6 has no such file.
             let _ = fs::write(format!("/proc/sys/net/{family}/conf/{interface}/{setting}"), "1");
@@ -139,10 +161,9 @@ fn announce(host: &str, pid: u32, interface: &str) -> Result<()> {
     })
 }
 
-/// The first of `ff0`, `ff1`, … that the namespace does not have.
-fn free_name(pid: u32) -> Result<String> {
-    // /proc/PID/net is that process' view, so no need to enter.
-    let table = fs::read_to_string(format!("/proc/{pid}/net/dev")).context("the container's interfaces")?;
+/// The first of `ff0`, `ff1`, … that the calling thread's namespace does not have.
+fn free_name() -> Result<String> {
+    let table = fs::read_to_string("/proc/thread-self/net/dev").context("the container's interfaces")?;
     let names: Vec<&str> = table.lines().filter_map(|line| Some(line.split_once(':')?.0.trim())).collect();
     (0..VNICS_OF_NAMESPACE_MAX)
         .map(|number| format!("ff{number}"))
@@ -150,8 +171,8 @@ fn free_name(pid: u32) -> Result<String> {
         .ok_or_else(|| Error::new("a hundred vNICs share this network namespace already"))
 }
 
-/// Gives a warning, if there is one.
-fn configure(vnic: &VnicStatus, has_gateway: bool, interface: &str) -> Result<Option<String>> {
+/// Gives whether it has made the default route, and a warning, if there is one.
+fn configure(vnic: &VnicStatus, has_gateway: bool, interface: &str) -> Result<(bool, Option<String>)> {
     links::change("lo", Change::UP)?;
     let address = InterfaceAddress { address: vnic.address, prefix_length: vnic.prefix_length };
     addresses::add(interface, address, Detection::AsUsual)?;
@@ -163,10 +184,8 @@ fn configure(vnic: &VnicStatus, has_gateway: bool, interface: &str) -> Result<Op
         // The kernel may be without IPv6, or the interface's MTU below what that takes.
         warning = Some(format!("{interface} does not get the address {address}, which then is for RDMA only: {error}"));
     }
-    if has_gateway {
-        addresses::ensure_default_route(vnic.gateway, interface)?;
-    }
-    Ok(warning)
+    let has_default_route = has_gateway && addresses::ensure_default_route(vnic.gateway, interface)?;
+    Ok((has_default_route, warning))
 }
 
 /// Nobody else can have the address, so nobody is asked. The rest of the namespace may be without

@@ -120,6 +120,11 @@ impl RunDir {
         self.path.join("holders")
     }
 
+    /// Attachments of the CNI plugin.
+    pub fn cni(&self) -> PathBuf {
+        self.path.join("cni")
+    }
+
     pub fn log(&self, name: &str) -> PathBuf {
         self.path.join("logs").join(format!("{name}.log"))
     }

@@ -12,16 +12,19 @@ mod policy;
 mod words;
 
 use crate::arguments::Runtime;
+use crate::cni::attachments::Attachments;
 use crate::failure::{Context, Failure, Result, fail};
 use crate::{sys, tools};
 use bundle::Bundle;
+use freeflow_hostnet::bridges::DEFAULT_NETWORK;
 use freeflow_hostnet::cdi::{Kind, container_edits};
 use freeflow_hostnet::programs::is_executable;
 use freeflow_hostnet::run_dir::{RunDir, write_atomically};
 use policy::{Device, SETTINGS, Settings};
 use rustix::fs::{Mode, OFlags};
 use serde::Deserialize;
-use std::ffi::{OsStr, OsString};
+use serde_json::Value;
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -40,16 +43,6 @@ const FOUND: &str = "runtime";
 const PATH_BYTES_MAX: u64 = 4096;
 /// The environment of the real runtime has its path here, by which a program that calls this one again is known.
 const CALLED_VARIABLE: &str = "FREEFLOW_RUNTIME_CALLED";
-
-/// The command line, where the program was called by the name of its runtime: as `freeflow runtime`.
-pub fn command_line(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
-    let mut words: Vec<OsString> = words.collect();
-    let name = words.first().and_then(|word| Path::new(word).file_name());
-    if name == Some(OsStr::new(PROGRAM)) {
-        words.splice(0..1, ["freeflow".into(), "runtime".into()]);
-    }
-    words
-}
 
 /// Comes back only with a failure, which the engine reads in the runtime's log.
 pub fn runtime(run_dir: &RunDir, arguments: &Runtime) -> Result<()> {
@@ -140,7 +133,9 @@ fn prepare(run_dir: &RunDir, arguments: &Runtime, settings: &Settings, path: &Pa
     }
     let is_injected = injected.is_some();
     let absolute = std::path::absolute(bundle.path()).context(path.display())?;
-    let Some(device) = policy::device(settings, injected.or(given), &bundle.configuration, &absolute)? else {
+    let fallback = pod_network(run_dir, &bundle.configuration)?.unwrap_or_else(|| DEFAULT_NETWORK.into());
+    let chosen = policy::device(settings, injected.or(given), &bundle.configuration, &absolute, &fallback)?;
+    let Some(device) = chosen else {
         return Ok(());
     };
     if is_injected {
@@ -152,6 +147,16 @@ fn prepare(run_dir: &RunDir, arguments: &Runtime, settings: &Settings, path: &Pa
     let edits = container_edits(run_dir, &tools::own_path()?, (device.kind, &device.name));
     bundle::apply(&mut bundle.configuration, &edits)?;
     bundle.write()
+}
+
+/// The network in which the CNI plugin has given the container's pod a vNIC, if it is one alone.
+fn pod_network(run_dir: &RunDir, configuration: &Value) -> Result<Option<String>> {
+    let namespaces = configuration["linux"]["namespaces"].as_array().into_iter().flatten();
+    let path = namespaces.filter(|one| one["type"] == "network").find_map(|one| one["path"].as_str());
+    let Some(path) = path.filter(|path| !path.is_empty()) else { return Ok(None) };
+    let networks: Vec<String> =
+        Attachments::of(run_dir).at(Path::new(path))?.into_iter().map(|attachment| attachment.network).collect();
+    Ok(<[String; 1]>::try_from(networks).ok().map(|[network]| network))
 }
 
 /// A container's state, as a runtime prints it.
@@ -190,18 +195,5 @@ fn note(log: &Log, failure: &Failure) {
     // The same text goes to standard error.
     if let Ok(file) = rustix::fs::open(&log.path, flags, Mode::from(0o644)) {
         let _ = writeln!(File::from(file), "{line}");
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_name_of_the_program_chooses_the_command() {
-        let line = |text: &str| command_line(text.split(' ').map(OsString::from));
-        assert_eq!(line("/usr/bin/freeflow-runtime --root /r list"), ["freeflow", "runtime", "--root", "/r", "list"]);
-        assert_eq!(line("/usr/bin/freeflow ps"), ["/usr/bin/freeflow", "ps"]);
-        assert!(command_line(std::iter::empty()).is_empty());
     }
 }

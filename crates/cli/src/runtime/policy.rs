@@ -8,7 +8,6 @@
 
 use crate::failure::{Context, Result, fail};
 use crate::record::check_name;
-use freeflow_hostnet::bridges::DEFAULT_NETWORK;
 use freeflow_hostnet::cdi::Kind;
 use rustix::fs::{FileType, Mode, OFlags, fstat};
 use serde::Deserialize;
@@ -175,6 +174,7 @@ fn is_sandbox(configuration: &Value, copies_annotations: bool) -> bool {
 /// The device that a container gets. `None`: a pod's sandbox, which needs none.
 ///
 /// `given` is the device that is decided already: by the runtime's arguments, or by a CDI device of the same container.
+/// `fallback` is the network of a container for which nothing decides.
 ///
 /// # Errors
 /// The configuration names another device, two, or one that its source may not give.
@@ -183,6 +183,7 @@ pub fn device(
     given: Option<Device>,
     configuration: &Value,
     bundle: &Path,
+    fallback: &str,
 ) -> Result<Option<Device>> {
     let copies_annotations = bundle.file_name().is_some_and(|name| name == STORAGE_BUNDLE);
     if is_sandbox(configuration, copies_annotations) {
@@ -218,7 +219,7 @@ pub fn device(
             _ => chosen = Some(device),
         }
     }
-    Ok(Some(chosen.unwrap_or_else(|| Device::new(Kind::Network, DEFAULT_NETWORK))))
+    Ok(Some(chosen.unwrap_or_else(|| Device::new(Kind::Network, fallback))))
 }
 
 #[cfg(test)]
@@ -231,7 +232,8 @@ mod tests {
     }
 
     fn of(settings: &str, given: Option<Device>, configuration: Value) -> Result<Option<Device>> {
-        device(&serde_json::from_str(settings).unwrap(), given, &configuration, Path::new("/run/engine/task/id"))
+        let bundle = Path::new("/run/engine/task/id");
+        device(&serde_json::from_str(settings).unwrap(), given, &configuration, bundle, "default")
     }
 
     fn refusal(result: Result<Option<Device>>) -> String {
@@ -250,7 +252,7 @@ mod tests {
         assert!(refusal(of(lists, None, annotated.clone())).contains("annotations may not"));
         // podman copies an image's annotations into its bundle.
         let podman = Path::new("/var/lib/containers/storage/overlay-containers/id/userdata");
-        let refused = device(&Settings::default(), None, &annotated, podman).unwrap_err().to_string();
+        let refused = device(&Settings::default(), None, &annotated, podman, "default").unwrap_err().to_string();
         assert!(refused.contains("--device freeflow.io/net=red"), "{refused}");
         let vnic = json!({"annotations": {"freeflow.io/vnic": "database"}});
         assert_eq!(of("{}", None, vnic).unwrap(), Some(Device::new(Kind::Vnic, "database")));
@@ -282,7 +284,7 @@ mod tests {
         assert_eq!(of("{}", None, sandbox.clone()).unwrap(), None);
         assert_eq!(of("{}", Some(network("red")), sandbox.clone()).unwrap(), None);
         // podman copies an image's annotations.
-        let podman = device(&Settings::default(), Some(network("red")), &sandbox, Path::new("/x/userdata"));
+        let podman = device(&Settings::default(), Some(network("red")), &sandbox, Path::new("/x/userdata"), "default");
         assert_eq!(podman.unwrap(), Some(network("red")));
     }
 
