@@ -416,6 +416,7 @@ fn is_other(asked: ThreadCount, count: u32, given: Option<u32>) -> bool {
 fn reconcile(run_dir: &RunDir, admin: &mut Admin) -> Result<Vec<String>> {
     let records = Records::of(run_dir);
     records.reconcile(Some(admin))?;
+    hook::settle(run_dir, admin)?;
     // In this order: a container that starts meanwhile has a record before its vNIC, and that before its interface.
     let ports = ports::list(run_dir)?;
     let vnics = admin.vnics()?;
@@ -449,13 +450,14 @@ fn reconcile(run_dir: &RunDir, admin: &mut Admin) -> Result<Vec<String>> {
     for holder in Holders::of(run_dir).live().iter().filter(|holder| known.contains(holder.vnic.as_str())) {
         admin.occupy(&holder.vnic, &holder.name, true)?;
     }
-    Ok(live.into_iter().filter(|record| !known.contains(record.id.as_str())).map(|record| record.name).collect())
+    let is_known = |record: &Record| record.vnic_ids().all(|id| known.contains(id));
+    Ok(live.into_iter().filter(|record| !is_known(record)).map(|record| record.name).collect())
 }
 
 fn is_in_use(vnic: &VnicStatus, live: &[Record]) -> bool {
     let engine = vnic.labels.iter().find(|(key, _)| key == "engine").map(|(_, value)| value.as_str());
     match engine {
-        Some("freeflow") => live.iter().any(|record| record.id == vnic.id),
+        Some("freeflow") => live.iter().any(|record| record.vnic_ids().any(|id| id == vnic.id)),
         Some("oci") => hook::process_of(vnic).is_none_or(|process| process.is_alive()),
         // Attached by somebody we don't know; not ours to end.
         _ => true,
@@ -615,6 +617,7 @@ fn clean(run_dir: &RunDir, records: &Records) -> Result<()> {
     let _ = fs::remove_dir_all(run_dir.path().join("cluster"));
     let _ = fs::remove_dir_all(run_dir.vnics());
     let _ = fs::remove_dir_all(run_dir.holders());
+    let _ = fs::remove_dir_all(run_dir.path().join("engines"));
     Ok(())
 }
 

@@ -6,7 +6,8 @@
 //! and the remedy (from the hook) instead of "unresolvable CDI device". Version 0.5.0 is the newest that podman 4.3
 //! reads. The hooks' environment is given, lest a container's own LD_PRELOAD reach them.
 //!
-//! The device node is a null device under the name that a verbs device has.
+//! The files name no device node: an engine would look for it on the host where the container has a user namespace,
+//! and several vNICs of one container need one each. The hook makes it.
 
 use crate::error::{Context, Result};
 use crate::inventory::Inventory;
@@ -17,7 +18,8 @@ use std::path::{Path, PathBuf};
 
 /// The device file that a verbs device has on a machine with RDMA hardware. UCX looks whether it is a character device
 /// that it may use, and leaves the verbs device alone otherwise; nobody opens it, since the drop-in needs none.
-pub const VERBS_DEVICE: &str = "infiniband/uverbs0";
+/// A number is still to come.
+pub const VERBS_DEVICE: &str = "infiniband/uverbs";
 const DIRECTORY: &str = "/etc/cdi";
 /// Where `/etc` can't be written.
 const DIRECTORY_OF_RUN: &str = "/var/run/cdi";
@@ -77,10 +79,6 @@ impl Kind {
     }
 }
 
-fn device_node() -> Value {
-    json!({"path": format!("/dev/{VERBS_DEVICE}"), "hostPath": "/dev/null", "permissions": "rw"})
-}
-
 /// A hook of a container, with the name of its stage. `program` is the `freeflow` command.
 fn hook(run_dir: &RunDir, program: &Path, (kind, name): (Kind, &str), stage: &str) -> Value {
     let mut environment = vec!["PATH=/usr/sbin:/usr/bin:/sbin:/bin".to_string()];
@@ -98,7 +96,7 @@ fn hook(run_dir: &RunDir, program: &Path, (kind, name): (Kind, &str), stage: &st
 /// Changes of a container's configuration that give it a vNIC, in CDI's form (`containerEdits`).
 pub fn container_edits(run_dir: &RunDir, program: &Path, device: (Kind, &str)) -> Value {
     let hooks = ["createRuntime", "poststop"].map(|stage| hook(run_dir, program, device, stage));
-    json!({"deviceNodes": [device_node()], "hooks": hooks})
+    json!({"hooks": hooks})
 }
 
 fn specification(run_dir: &RunDir, program: &Path, kind: Kind, names: &[String]) -> Value {
@@ -171,7 +169,6 @@ mod tests {
         assert_eq!(value["cdiVersion"], "0.5.0");
         assert_eq!(value["kind"], "freeflow.io/net");
         let edits = &value["devices"][0]["containerEdits"];
-        assert_eq!(edits["deviceNodes"][0]["path"], "/dev/infiniband/uverbs0");
         let hooks = edits["hooks"].as_array().unwrap();
         assert_eq!(hooks.len(), 2);
         for hook in hooks {
