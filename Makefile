@@ -13,7 +13,7 @@ PROGRAMS := freeflow freeflow-router freeflow-kubernetes
 export CARGO_TARGET_DIR := $(TARGET_DIR)
 export FREEFLOW_DIST := $(DIST)
 
-.PHONY: all build programs library headers demo demo-cluster test test-full test-interop test-images test-engines test-sanitizers test-kubernetes test-packages packages bench fmt lint deps clean help
+.PHONY: all build programs library headers demo demo-cluster test test-full test-interop test-images test-engines test-sanitizers test-kubernetes test-packages packages bench bench-containers fmt lint deps clean help
 .DEFAULT_GOAL := all
 
 all: build ## build dist/bin, dist/lib and dist/include
@@ -76,6 +76,9 @@ packages: ## Debian packages, rpms, a tarball and an OCI image, in dist/packages
 test-packages: ## all of them installed and run; systemd in an emulated guest; two builds compared
 	scripts/install-deps packages
 	scripts/test-packages
+
+bench-containers: build ## what a vNIC adds to a container's start, one and 100 at once, beside plain podman
+	scripts/bench-containers
 
 bench: build ## latency, bandwidth and CPU beside this machine's own limits
 	scripts/bench

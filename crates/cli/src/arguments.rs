@@ -317,10 +317,10 @@ pub struct Run {
     /// Name of the container and its host name [default: a pair of words]
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
-    /// Virtual network
+    /// Virtual network; given again, of another vNIC
     #[arg(long, value_name = "NET", default_value = "default")]
-    pub network: String,
-    /// Address of the vNIC [default: the next free one]
+    pub network: Vec<String>,
+    /// Address of the first vNIC [default: the next free one]
     #[arg(long, value_name = "IP")]
     pub ip: Option<IpAddr>,
     /// A declared vNIC, with its network and address, in the place of a new one
@@ -686,9 +686,9 @@ pub enum Format {
                         network default. The settings name the real runtime and who may choose which network."
 )]
 pub struct Runtime {
-    /// The network of all containers of this runtime
+    /// The network of all containers of this runtime; given again, another vNIC of each
     #[arg(long, value_name = "NETWORK")]
-    pub network: Option<String>,
+    pub network: Vec<String>,
     /// The declared vNIC of the one container of this runtime
     #[arg(long, value_name = "VNIC", conflicts_with = "network")]
     pub vnic: Option<String>,

@@ -68,7 +68,7 @@ pub fn doctor(run_dir: &RunDir, format: Format) -> Result<()> {
     if !root {
         checks.extend(engines::inside());
     }
-    checks.push(podman());
+    checks.extend(no_podman());
     checks.extend(engines::installed());
     checks.push(test_programs());
     let missing = checks.iter().filter(|check| check.verdict == Verdict::Missing).count();
@@ -324,11 +324,12 @@ fn firewall() -> Check {
     )
 }
 
-fn podman() -> Check {
-    match programs::find_in("podman", &[]) {
-        Some(path) => Check::ok("podman", format!("{} (optional)", path.display())),
-        None => Check::note("podman", "not installed (optional)", "for containers from images: apt-get install podman"),
-    }
+/// Of one that is installed says [`engines::installed`].
+fn no_podman() -> Option<Check> {
+    let absent = programs::find_in("podman", &[]).is_none();
+    let note =
+        || Check::note("podman", "not installed (optional)", "for containers from images: apt-get install podman");
+    absent.then(note)
 }
 
 fn test_programs() -> Check {

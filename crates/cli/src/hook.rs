@@ -4,8 +4,10 @@
 //! `createRuntime` comes when the container's namespaces and mounts are there and its root is not
 //! changed yet: it attaches a vNIC under the container's id, or takes the declared one for it; puts
 //! a veth pair into its network namespace (unless that is the host's); mounts the vNIC's directory,
-//! and only that, at `/run/freeflow`, its sysfs in `/sys/class`, and the drop-ins over the image's
-//! libibverbs and librdmacm. `poststop` detaches it. An error goes to stderr and, by its exit
+//! and only that, at `/run/freeflow`, its sysfs in `/sys/class`, a null device at
+//! `/dev/infiniband/uverbs0`, and the drop-ins over the image's libibverbs and librdmacm. Of several
+//! devices each has a hook of its own, which the engine runs one after the other; the second vNIC is
+//! at `/run/freeflow1`, and so on. `poststop` detaches them. An error goes to stderr and, by its exit
 //! status, stops the container's start.
 //!
 //! A container whose network namespace has a vNIC of the CNI plugin in the network gets that one, which other
@@ -20,7 +22,9 @@ use crate::admin::{Admin, Presence};
 use crate::cluster::{check_drained, meet};
 use crate::cni::attachments::{Attachment, Attachments};
 use crate::container_names;
-use crate::failure::{Context, Result, fail};
+use crate::container_owner::{ContainerOwner, ROOTLESS, has_host_users};
+use crate::engine_container::{ContainerVnic, EngineContainer, EngineContainers};
+use crate::failure::{Context, Failure, Result, fail};
 use crate::fork::in_child;
 use crate::holders::{Holder, Holders};
 use crate::inject::{Root, Sources};
@@ -29,6 +33,7 @@ use crate::process::Process;
 use crate::record::Records;
 use crate::supervisor::declared_vnic;
 use crate::tools;
+use freeflow_client::VNIC_COUNT_MAX;
 use freeflow_hostnet::ports::{self, Bridge};
 use freeflow_hostnet::run_dir::RunDir;
 use freeflow_hostnet::{bridges, namespace};
@@ -96,38 +101,111 @@ pub fn create_runtime(run_dir: &RunDir, wanted: Wanted<'_>) -> Result<()> {
     // As the runtime sees it before it changes into it.
     let root = state.bundle.join(&configuration.root.path);
     let library = fs::canonicalize(tools::library()?).context(tools::LIBRARY)?;
-    let mut admin = Admin::connect(run_dir)?;
-    // Labels of its own need a vNIC of its own.
-    if let Wanted::Network(network, []) = wanted
-        && let Some(attachment) = Attachments::of(run_dir).of_process(process.pid, network)?
-    {
-        return join(run_dir, &attachment, process.pid, &root, &library);
+    let mut admin = Admin::connect(run_dir).map_err(|failure| match has_host_users() {
+        true => failure,
+        false => Failure::new(format!("{ROOTLESS} ({failure})")),
+    })?;
+    let mut container = begin(run_dir, &mut admin, &state, process)?;
+    let result = add_vnic(run_dir, &mut admin, wanted, &state, &mut container, (&root, &library));
+    if result.is_err() {
+        // No program starts, and the engine may run no other hook for it.
+        let _ = take_back(run_dir, Some(&mut admin), &container);
+        EngineContainers::of(run_dir).remove(&state.id);
+    }
+    result
+}
+
+/// The container with the vNICs that the hooks of its devices before this one gave it. Makes room for one that is
+/// started again under its id, after an engine that died before it ran `poststop`.
+fn begin(run_dir: &RunDir, admin: &mut Admin, state: &State, process: Process) -> Result<EngineContainer> {
+    let containers = EngineContainers::of(run_dir);
+    match containers.get(&state.id)? {
+        Some(container) if container.process == process => return Ok(container),
+        Some(other) if other.process.is_alive() => {
+            fail!("another container has this id already, and vNICs: its process is {}", other.process.pid)
+        }
+        Some(former) => {
+            take_back(run_dir, Some(admin), &former)?;
+            containers.end(former)?;
+        }
+        None => settle_unrecorded(run_dir, admin, state)?,
+    }
+    Ok(EngineContainer { id: state.id.clone(), process, vnics: Vec::new() })
+}
+
+fn add_vnic(
+    run_dir: &RunDir,
+    admin: &mut Admin,
+    wanted: Wanted<'_>,
+    state: &State,
+    container: &mut EngineContainer,
+    (root, library): (&Path, &Path),
+) -> Result<()> {
+    let number = container.vnics.len();
+    if number == VNIC_COUNT_MAX {
+        fail!("a container can have {VNIC_COUNT_MAX} vNICs, and this one is to have more");
+    }
+    if let Some(attachment) = pod_vnic(run_dir, wanted, container)? {
+        return join(run_dir, &attachment, container, root, library);
     }
     let vnic = match wanted {
         Wanted::Network(network, labels) => {
             check_drained(run_dir, network)?;
-            attach(run_dir, &mut admin, (network, labels), &state, process)?
+            attach(run_dir, admin, (network, labels), container, &short_name(state))?
         }
-        Wanted::Vnic(name) => hold(run_dir, &mut admin, name, &state, process)?,
+        Wanted::Vnic(name) => hold(run_dir, admin, name, state, container.process)?,
     };
+    container.vnics.push(ContainerVnic {
+        id: vnic.id.clone(),
+        network: vnic.network.clone(),
+        is_declared: matches!(wanted, Wanted::Vnic(_)),
+        is_of_pod: false,
+        address: Some(vnic.address),
+        directory: PathBuf::from(&vnic.directory),
+    });
+    EngineContainers::of(run_dir).put(container)?;
     let meeting = meet(run_dir, &vnic.network);
     // A network that has a vNIC stays, so this is the one that the vNIC is in.
-    let result = admin
-        .network(&vnic.network)
-        .and_then(|network| Ok(bridges::ensure(run_dir, &network)?))
-        .and_then(|bridge| equip(run_dir, &vnic, &bridge, process.pid, &root, &library));
-    if result.is_ok() {
-        container_names::add(run_dir, &mut admin, &vnic, &short_name(&state));
-        meeting.wait();
+    let bridge = bridges::ensure(run_dir, &admin.network(&vnic.network)?)?;
+    equip(run_dir, (&vnic, container), &bridge, root, library)?;
+    container_names::add(run_dir, admin, &vnic, &short_name(state));
+    meeting.wait();
+    Ok(())
+}
+
+/// The vNIC of the container's pod that the device means. Labels of its own need a vNIC of its own, and so does a
+/// second device.
+fn pod_vnic(run_dir: &RunDir, wanted: Wanted<'_>, container: &EngineContainer) -> Result<Option<Attachment>> {
+    let Wanted::Network(network, []) = wanted else { return Ok(None) };
+    let attachment = Attachments::of(run_dir).of_process(container.process.pid, network)?;
+    Ok(attachment.filter(|attachment| container.vnics.iter().all(|vnic| vnic.id != attachment.vnic)))
+}
+
+/// Gives a container the vNIC of its pod.
+fn join(
+    run_dir: &RunDir,
+    attachment: &Attachment,
+    container: &mut EngineContainer,
+    root: &Path,
+    library: &Path,
+) -> Result<()> {
+    let directory = run_dir.vnics().join(&attachment.vnic);
+    if !directory.exists() {
+        fail!(
+            "the pod's vNIC in the network {} is gone, since the host was taken down: make the pod again",
+            attachment.network
+        );
     }
-    if result.is_err() {
-        ports::unplug(run_dir, &vnic.id);
-        let _ = match wanted {
-            Wanted::Network(..) => admin.detach(&vnic.id),
-            Wanted::Vnic(name) => Holders::of(run_dir).release(name, &state.id, Some(&mut admin)).map(|_| ()),
-        };
-    }
-    result
+    container.vnics.push(ContainerVnic {
+        id: attachment.vnic.clone(),
+        network: attachment.network.clone(),
+        is_declared: false,
+        is_of_pod: true,
+        address: None,
+        directory,
+    });
+    EngineContainers::of(run_dir).put(container)?;
+    inject(container, root, library)
 }
 
 /// The container's name for people: as podman shortens it.
@@ -135,42 +213,62 @@ fn short_name(state: &State) -> String {
     state.id.chars().take(12).collect()
 }
 
-/// Makes room for a container that is started again under its id, after an engine that died before it ran `poststop`.
-fn settle_former(run_dir: &RunDir, admin: &mut Admin, state: &State) -> Result<()> {
-    if !run_dir.path().join("vnics").join(&state.id).exists() {
-        return Ok(());
-    }
-    let Some(former) = admin.vnics()?.into_iter().find(|vnic| vnic.id == state.id) else { return Ok(()) };
-    match process_of(&former) {
-        Some(process) if process.is_alive() => {
-            fail!("the container has a vNIC in the network {} already: it can have one device", former.network)
-        }
-        Some(_) => {
-            ports::unplug(run_dir, &former.id);
-            admin.detach(&former.id)
-        }
-        // Not a container's; attaching says so.
-        None => Ok(()),
-    }
+/// The id of a container's vNIC with this number, if it is made for it.
+fn vnic_id(container: &str, number: usize) -> String {
+    if number == 0 { container.to_string() } else { format!("{container}.{number}") }
 }
 
+/// A vNIC that a former version gave the container, or one that is not recorded since the host lost its power.
+fn settle_unrecorded(run_dir: &RunDir, admin: &mut Admin, state: &State) -> Result<()> {
+    let is_there = |number| run_dir.path().join("vnics").join(vnic_id(&state.id, number)).exists();
+    let ids: Vec<String> =
+        (0..VNIC_COUNT_MAX).take_while(|number| is_there(*number)).map(|n| vnic_id(&state.id, n)).collect();
+    if ids.is_empty() {
+        return Ok(());
+    }
+    for former in admin.vnics()?.into_iter().filter(|vnic| ids.contains(&vnic.id)) {
+        match process_of(&former) {
+            Some(process) if process.is_alive() => {
+                fail!("another container has this id already, and a vNIC in the network {}", former.network)
+            }
+            Some(_) => {
+                ports::unplug(run_dir, &former.id);
+                admin.detach(&former.id)?;
+            }
+            // Not a container's; attaching says so.
+            None => {}
+        }
+    }
+    Ok(())
+}
+
+/// With the address that the container had before it was started again, unless that is another's by now.
 fn attach(
     run_dir: &RunDir,
     admin: &mut Admin,
     (network, own): (&str, &[(String, String)]),
-    state: &State,
-    process: Process,
+    container: &EngineContainer,
+    name: &str,
 ) -> Result<VnicStatus> {
     // Names those there are, if there is no such network.
     admin.network(network)?;
-    settle_former(run_dir, admin, state)?;
-    let mut labels = vec![
-        ("engine".to_string(), "oci".to_string()),
-        ("pid".to_string(), process.pid.to_string()),
-        ("start_ticks".to_string(), process.start_ticks.to_string()),
-    ];
-    labels.extend_from_slice(own);
-    admin.attach(&state.id, &short_name(state), network, None, labels)
+    let number = container.vnics.len();
+    let labels = || {
+        let mut labels = vec![
+            ("engine".to_string(), "oci".to_string()),
+            ("pid".to_string(), container.process.pid.to_string()),
+            ("start_ticks".to_string(), container.process.start_ticks.to_string()),
+        ];
+        labels.extend_from_slice(own);
+        labels
+    };
+    let id = vnic_id(&container.id, number);
+    if let Some(address) = EngineContainers::of(run_dir).former_address(&container.id, number, network)
+        && let Ok(vnic) = admin.attach(&id, name, network, Some(address), labels())
+    {
+        return Ok(vnic);
+    }
+    admin.attach(&id, name, network, None, labels())
 }
 
 fn hold(run_dir: &RunDir, admin: &mut Admin, name: &str, state: &State, process: Process) -> Result<VnicStatus> {
@@ -181,51 +279,93 @@ fn hold(run_dir: &RunDir, admin: &mut Admin, name: &str, state: &State, process:
     Ok(vnic)
 }
 
-fn equip(run_dir: &RunDir, vnic: &VnicStatus, bridge: &Bridge, pid: u32, root: &Path, library: &Path) -> Result<()> {
+/// Plugs the container's last vNIC in, and mounts what programs need of it.
+fn equip(
+    run_dir: &RunDir,
+    (vnic, container): (&VnicStatus, &EngineContainer),
+    bridge: &Bridge,
+    root: &Path,
+    library: &Path,
+) -> Result<()> {
+    let pid = container.process.pid;
     if !namespace::same_network(pid, std::process::id())? {
         plug(run_dir, vnic, bridge, pid)?;
     }
-    inject(Path::new(&vnic.directory), pid, root, library)
+    inject(container, root, library)
 }
 
-/// Gives a container the vNIC of its pod.
-fn join(run_dir: &RunDir, attachment: &Attachment, pid: u32, root: &Path, library: &Path) -> Result<()> {
-    let directory = run_dir.vnics().join(&attachment.vnic);
-    if !directory.exists() {
-        fail!(
-            "the pod's vNIC in the network {} is gone, since the host was taken down: make the pod again",
-            attachment.network
-        );
-    }
-    inject(&directory, pid, root, library)
-}
-
-/// Mounts what programs need of a vNIC.
-fn inject(vnic_directory: &Path, pid: u32, root: &Path, library: &Path) -> Result<()> {
-    let sources = Sources::open(vnic_directory, library)?;
+/// Mounts what programs need of the container's last vNIC.
+fn inject(container: &EngineContainer, root: &Path, library: &Path) -> Result<()> {
+    let pid = container.process.pid;
+    let directories: Vec<&Path> = container.vnics.iter().map(|vnic| vnic.directory.as_path()).collect();
+    let (sources, number) = (Sources::open(&directories, library)?, directories.len() - 1);
     let process_root = File::open(format!("/proc/{pid}/root")).context("the container's process")?;
     let mounts = File::open(format!("/proc/{pid}/ns/mnt")).context("the container's mounts")?;
+    let owner = ContainerOwner::of(pid)?;
     in_child(|| {
         move_into_link_name_space(mounts.as_fd(), Some(LinkNameSpaceType::Mount))
             .context("can't enter the container's mount namespace")?;
         rustix::process::fchdir(&process_root).context("the container's root")?;
         rustix::process::chroot(".").context("the container's root")?;
-        let root = Root::open(root)?;
+        let root = Root::open(root, owner)?;
         root.check_c_library()?;
-        root.mount_vnic(&sources)?;
+        root.mount_vnic(&sources, number)?;
         root.mount_classes(&sources.classes);
-        root.replace_or_add_libraries(&sources)
+        root.add_verbs_device(&sources, number);
+        // They serve all vNICs.
+        if number == 0 { root.replace_or_add_libraries(&sources) } else { Ok(()) }
     })
 }
 
+/// Takes a container's vNICs back. Without a router the vNICs are left for the next `freeflow up`, since their process
+/// is recorded with them.
+fn take_back(run_dir: &RunDir, mut admin: Option<&mut Admin>, container: &EngineContainer) -> Result<()> {
+    for vnic in container.vnics.iter().filter(|vnic| !vnic.is_of_pod) {
+        if vnic.is_declared {
+            // Another container's, if this one was refused it.
+            if !Holders::of(run_dir).release(&vnic.id, &container.id, admin.as_deref_mut())? {
+                continue;
+            }
+            ports::unplug(run_dir, &vnic.id);
+        } else {
+            ports::unplug(run_dir, &vnic.id);
+            admin.as_deref_mut().map_or(Ok(()), |admin| admin.detach(&vnic.id))?;
+        }
+        if let Some(admin) = admin.as_deref_mut() {
+            container_names::leave(run_dir, admin, &vnic.id, vnic.is_declared);
+        }
+    }
+    Ok(())
+}
+
+/// Takes back what containers had whose engine has run no hook at their end.
+pub fn settle(run_dir: &RunDir, admin: &mut Admin) -> Result<()> {
+    let containers = EngineContainers::of(run_dir);
+    for container in containers.dead() {
+        take_back(run_dir, Some(admin), &container)?;
+        containers.end(container)?;
+    }
+    Ok(())
+}
+
+/// The first of a container's hooks takes all its vNICs back.
 pub fn poststop(run_dir: &RunDir, wanted: Wanted<'_>) -> Result<()> {
     let state = read_state()?;
-    // The next router settles it where this one is absent: the process is recorded with the vNIC.
+    let containers = EngineContainers::of(run_dir);
+    let recorded = containers.get(&state.id)?;
+    if recorded.is_none() && containers.has_ended(&state.id) {
+        return Ok(());
+    }
     let mut admin = match Admin::look(run_dir) {
         Presence::Running(admin) => Some(admin),
         Presence::Absent => None,
         Presence::Unusable(failure) => return Err(failure),
     };
+    if let Some(container) = recorded {
+        take_back(run_dir, admin.as_mut(), &container)?;
+        return containers.end(container);
+    }
+    // Of a container that a former version gave its vNIC.
     let had = match wanted {
         Wanted::Network(..) => {
             ports::unplug(run_dir, &state.id);
@@ -233,7 +373,6 @@ pub fn poststop(run_dir: &RunDir, wanted: Wanted<'_>) -> Result<()> {
             Some((state.id.as_str(), false))
         }
         Wanted::Vnic(name) => {
-            // Another container's, if this one was refused it.
             let is_released = Holders::of(run_dir).release(name, &state.id, admin.as_mut())?;
             if is_released {
                 ports::unplug(run_dir, name);

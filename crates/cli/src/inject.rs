@@ -9,10 +9,14 @@
 //! neither change the library that every other container runs, nor fill or rearrange the directory
 //! in which the router makes its socket.
 
+use crate::container_owner::ContainerOwner;
 use crate::failure::{Context, Failure, Result, fail};
 use crate::inject_sysfs::Classes;
+use crate::output::complaint;
 use crate::sys;
 use crate::tools::{LIBRARIES, LIBRARY};
+use freeflow_client::vnic_directory;
+use freeflow_hostnet::cdi;
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Stat, StatxFlags, fstat, mkdirat, openat, openat2, statx,
     symlinkat,
@@ -25,8 +29,6 @@ use std::io::{BufRead, BufReader};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-/// Where containers find their vNIC.
-pub const VNIC_DIRECTORY: &str = "run/freeflow";
 /// Libraries in different places of one image that get replaced; more than a distribution ever has.
 const LIBRARY_COUNT_MAX: usize = 8;
 const C_LIBRARY: &str = "libc.so.6";
@@ -48,6 +50,7 @@ mod architecture {
 /// Sources of the mounts, opened in the host's view.
 pub struct Sources {
     vnic: OwnedFd,
+    null_device: OwnedFd,
     libraries: Vec<Library>,
     pub classes: Classes,
     /// File systems that are mounted in the host's view.
@@ -72,14 +75,22 @@ impl Library {
 }
 
 impl Sources {
-    /// `library` is the drop-in libibverbs; the others lie beside it.
-    pub fn open(vnic_directory: &Path, library: &Path) -> Result<Self> {
+    /// `vnics`: the directories of the container's vNICs so far; the last one is mounted. `library` is the drop-in
+    /// libibverbs; the others lie beside it.
+    pub fn open(vnics: &[&Path], library: &Path) -> Result<Self> {
+        let Some(vnic) = vnics.last() else { fail!("no vNIC is there to be mounted") };
         let directory = library.parent().unwrap_or(Path::new("/"));
         let libraries: Result<Vec<Library>> =
             LIBRARIES.into_iter().map(|name| Library::open(directory, name)).collect();
-        let (vnic, classes) = (protected(vnic_directory)?, Classes::open(vnic_directory)?);
-        Ok(Self { vnic, libraries: libraries?, classes, host_devices: host_devices()? })
+        let (vnic, classes) = (protected(vnic)?, Classes::open(vnics)?);
+        let null_device = detached(Path::new("/dev/null"))?;
+        Ok(Self { vnic, null_device, libraries: libraries?, classes, host_devices: host_devices()? })
     }
+}
+
+/// As seen from a root.
+fn relative(path: &Path) -> PathBuf {
+    path.strip_prefix("/").unwrap_or(path).to_path_buf()
 }
 
 /// The devices of all mounts of this namespace.
@@ -119,21 +130,31 @@ pub fn mount_onto(source: impl AsFd, target: impl AsFd) -> rustix::io::Result<()
 }
 
 /// A container's file system.
-pub struct Root(OwnedFd);
+pub struct Root {
+    directory: OwnedFd,
+    owner: ContainerOwner,
+}
 
 impl Root {
-    pub fn open(path: &Path) -> Result<Self> {
+    /// `owner`: of what is made in it.
+    pub fn open(path: &Path, owner: ContainerOwner) -> Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let root = rustix::fs::open(path, flags, Mode::empty())
+        let directory = rustix::fs::open(path, flags, Mode::empty())
             .context(format!("can't open the container's root {}", path.display()))?;
-        Ok(Self(root))
+        Ok(Self { directory, owner })
     }
 
     pub(crate) fn resolve(&self, path: impl AsRef<Path>, flags: OFlags) -> rustix::io::Result<OwnedFd> {
         let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
         // EAGAIN: something was renamed meanwhile and the kernel can't vouch for "below the root".
         for _ in 0..16 {
-            match openat2(&self.0, path.as_ref(), flags | OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve) {
+            match openat2(
+                &self.directory,
+                path.as_ref(),
+                flags | OFlags::PATH | OFlags::CLOEXEC,
+                Mode::empty(),
+                resolve,
+            ) {
                 Err(Errno::AGAIN) => {}
                 result => return result,
             }
@@ -141,11 +162,37 @@ impl Root {
         Err(Errno::AGAIN)
     }
 
-    /// Mounts the vNIC's directory at `/run/freeflow`, which is made if need be.
-    pub fn mount_vnic(&self, sources: &Sources) -> Result<()> {
-        let what = "can't mount the vNIC at /run/freeflow in the container";
-        let target = self.make_directory(Path::new(VNIC_DIRECTORY), sources).context(what)?;
-        mount_onto(&sources.vnic, &target).context(what)
+    /// Mounts a vNIC's directory where programs find that of this number, which is made if need be.
+    pub fn mount_vnic(&self, sources: &Sources, number: usize) -> Result<()> {
+        let path = vnic_directory(number);
+        let what = format!("can't mount the vNIC at {} in the container", path.display());
+        let target = self.make_directory(&relative(&path), sources).context(&what)?;
+        mount_onto(&sources.vnic, &target).context(&what)
+    }
+
+    /// Puts a null device under the name that a verbs device has (`freeflow_hostnet::cdi`) into the container's `/dev`.
+    /// A container whose `/dev` is the host's starts without.
+    pub fn add_verbs_device(&self, sources: &Sources, number: usize) {
+        let path = PathBuf::from(format!("dev/{}{number}", cdi::VERBS_DEVICE));
+        if let Err(failure) = self.try_add_device(&path, sources) {
+            complaint(format!("warning: the container gets no /{}: {failure}", path.display()));
+        }
+    }
+
+    fn try_add_device(&self, path: &Path, sources: &Sources) -> Result<()> {
+        let (parent, name) = (path.parent().unwrap_or(path), path.file_name().unwrap_or_default());
+        let directory = self.make_directory(parent, sources)?;
+        if !self.is_own(&directory, sources) {
+            fail!("its directory is the host's");
+        }
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::WRONLY | OFlags::CLOEXEC;
+        match self.owner.make(|| openat(&directory, name, flags, Mode::from(0o666)))? {
+            Ok(_) | Err(Errno::EXIST) => {}
+            Err(errno) => return Err(errno).context("can't make it"),
+        }
+        let target = openat(&directory, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
+            .context("can't open it")?;
+        mount_onto(&sources.null_device, &target).context("can't mount the null device")
     }
 
     /// Whether a directory is the container's own: of its root's mount, or of a file system that
@@ -153,7 +200,7 @@ impl Root {
     /// nothing is made.
     fn is_own(&self, directory: &OwnedFd, sources: &Sources) -> bool {
         let look = |fd: &OwnedFd| statx(fd, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS | StatxFlags::MNT_ID);
-        let (Ok(root), Ok(one)) = (look(&self.0), look(directory)) else { return false };
+        let (Ok(root), Ok(one)) = (look(&self.directory), look(directory)) else { return false };
         let device = (one.stx_dev_major, one.stx_dev_minor);
         let knows_mounts = [&root, &one].into_iter().all(|one| one.stx_mask & StatxFlags::MNT_ID.bits() != 0);
         let is_root = match knows_mounts {
@@ -175,7 +222,7 @@ impl Root {
                 ),
                 Err(Errno::NOENT) => {
                     // A dangling symbolic link makes this EEXIST and the next resolve ENOENT: an error, as it should.
-                    match mkdirat(&directory, part.as_os_str(), Mode::from(0o755)) {
+                    match self.owner.make(|| mkdirat(&directory, part.as_os_str(), Mode::from(0o755)))? {
                         Ok(()) | Err(Errno::EXIST) => self.resolve(&so_far, OFlags::DIRECTORY),
                         Err(errno) => Err(errno),
                     }
@@ -226,7 +273,7 @@ impl Root {
                 && let Ok(directory) = self.resolve(directory, OFlags::DIRECTORY)
                 && self.is_own(&directory, sources)
             {
-                let _ = symlinkat(C_LIBRARY, &directory, name);
+                let _ = self.owner.make(|| symlinkat(C_LIBRARY, &directory, name));
             }
         }
     }
@@ -266,7 +313,7 @@ impl Root {
                 continue;
             }
             let flags = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::WRONLY | OFlags::CLOEXEC;
-            match openat(&directory_fd, name, flags, Mode::from(0o644)) {
+            match self.owner.make(|| openat(&directory_fd, name, flags, Mode::from(0o644)))? {
                 Ok(_) | Err(Errno::EXIST) => {}
                 Err(errno) => {
                     fail!(
@@ -338,7 +385,7 @@ impl Root {
         let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
         // NONBLOCK: the image may have put a FIFO there.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-        let Ok(file) = openat2(&self.0, file, flags, Mode::empty(), resolve) else { return Vec::new() };
+        let Ok(file) = openat2(&self.directory, file, flags, Mode::empty(), resolve) else { return Vec::new() };
         let is_file = fstat(&file).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile);
         if !is_file {
             return Vec::new();

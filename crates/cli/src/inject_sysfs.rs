@@ -10,6 +10,7 @@
 
 use crate::failure::{Context, Result, fail};
 use crate::inject::{Root, mount_onto};
+use crate::inject_sysfs_several::SeveralDevices;
 use crate::output::complaint;
 use crate::sys;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, fstatfs, mkdirat, openat, statat};
@@ -25,7 +26,9 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 
 /// Where the router keeps it, in a vNIC's directory.
-const DIRECTORY: &str = "sysfs";
+pub const DIRECTORY: &str = "sysfs";
+/// Is in each cover.
+const COVER_MARK: &str = ".freeflow";
 /// In there.
 const GID_ATTRIBUTES: &str = ".freeflow/infiniband/freeflow0/ports/1/gid_attrs";
 /// Those of the vNIC's own addresses; the second entry is the host's.
@@ -39,22 +42,40 @@ const CLASS_COUNT_MAX: usize = 1024;
 /// `SYSFS_MAGIC` of linux/magic.h.
 const SYSFS_MAGIC: u64 = 0x6265_6572;
 
-/// The vNIC's part of `/sys/class`, opened in the host's view: name and detached mount of each directory.
-pub struct Classes(Vec<(String, OwnedFd)>);
+/// The vNICs' part of `/sys/class`, opened in the host's view.
+pub struct Classes {
+    /// Name and detached mount of each directory.
+    directories: Vec<(String, OwnedFd)>,
+    /// Of several vNICs.
+    several: Option<SeveralDevices>,
+}
 
 impl Classes {
-    /// None at all if the router could not make them; it has said so.
-    pub fn open(vnic_directory: &Path) -> Result<Self> {
-        let Ok(entries) = fs::read_dir(vnic_directory.join(DIRECTORY)) else { return Ok(Self(Vec::new())) };
-        let mut classes = Vec::new();
+    /// `vnics`: their directories. None at all if the router could not make them; it has said so.
+    pub fn open(vnics: &[&Path]) -> Result<Self> {
+        let mut classes = Self { directories: Vec::new(), several: None };
+        let Some(Ok(entries)) = vnics.first().map(|first| fs::read_dir(first.join(DIRECTORY))) else {
+            return Ok(classes);
+        };
+        if vnics.len() > 1 {
+            classes.several = Some(SeveralDevices::open(vnics)?);
+        }
         for entry in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
             let Ok(name) = entry.file_name().into_string() else { continue };
-            let mount = crate::inject::detached(&entry.path())?;
-            sys::protect_data_mount(mount.as_fd()).context(entry.path().display())?;
-            classes.push((name, mount));
+            if classes.several.is_some() && SeveralDevices::makes(&name) {
+                continue;
+            }
+            classes.directories.push((name, data_mount(&entry.path())?));
         }
-        Ok(Self(classes))
+        Ok(classes)
     }
+}
+
+/// A detached copy of a directory, for reading alone.
+pub fn data_mount(path: &Path) -> Result<OwnedFd> {
+    let mount = crate::inject::detached(path)?;
+    sys::protect_data_mount(mount.as_fd()).context(path.display())?;
+    Ok(mount)
 }
 
 impl Root {
@@ -68,7 +89,12 @@ impl Root {
     fn try_mount_classes(&self, classes: &Classes) -> Result<()> {
         let system = self.resolve("sys", OFlags::DIRECTORY).context("/sys")?;
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let original = openat(&system, "class", flags, Mode::empty()).context("/sys/class")?;
+        let mut original = openat(&system, "class", flags, Mode::empty()).context("/sys/class")?;
+        if classes.several.is_some() && statat(&original, COVER_MARK, AtFlags::SYMLINK_NOFOLLOW).is_ok() {
+            // It has the vNICs before this one.
+            uncover(&original)?;
+            original = openat(&system, "class", flags, Mode::empty()).context("/sys/class")?;
+        }
         for (directory, path) in [(&system, "/sys"), (&original, "/sys/class")] {
             let kind = fstatfs(directory).context(path)?.f_type;
             if kind as u64 != SYSFS_MAGIC {
@@ -78,20 +104,31 @@ impl Root {
         // Nothing of this may travel to the mounts that /sys was copied from.
         sys::stop_propagation(system.as_fd()).context("/sys")?;
         let own = own_classes(&original).context("the classes in /sys/class")?;
-        let all = || own.iter().chain(&classes.0);
-        let cover = new_tmpfs(all().count())?;
+        let all = || own.iter().chain(&classes.directories);
+        let file_count = classes.several.as_ref().map_or(0, SeveralDevices::file_count);
+        let cover = new_tmpfs(all().count() + file_count)?;
         for (name, _) in all() {
             mkdirat(&cover, name.as_str(), Mode::from(0o755)).context(name)?;
         }
+        if let Some(several) = &classes.several {
+            several.make(&cover)?;
+        }
         mount_onto(&cover, &original).context("/sys/class")?;
-        let result = fill(&cover, all());
+        let mounted = classes.several.as_ref().map_or(Ok(()), |several| several.mount(&cover));
+        let result = mounted.and_then(|()| fill(&cover, all()));
         if result.is_err() {
             // Better the original than half of it.
-            let _ = rustix::process::fchdir(&cover).and_then(|()| unmount(".", UnmountFlags::DETACH));
-            let _ = rustix::process::chdir("/");
+            let _ = uncover(&cover);
         }
         result
     }
+}
+
+/// Takes a cover away.
+fn uncover(cover: &OwnedFd) -> Result<()> {
+    let gone = rustix::process::fchdir(cover).and_then(|()| unmount(".", UnmountFlags::DETACH));
+    let _ = rustix::process::chdir("/");
+    gone.context("/sys/class")
 }
 
 fn fill<'a>(cover: &OwnedFd, classes: impl Iterator<Item = &'a (String, OwnedFd)>) -> Result<()> {
@@ -134,12 +171,12 @@ fn copy(directory: BorrowedFd<'_>, name: &str) -> rustix::io::Result<OwnedFd> {
     open_tree(directory, name, flags)
 }
 
-/// An empty, detached tmpfs with room for so many directories.
-fn new_tmpfs(directory_count: usize) -> Result<OwnedFd> {
+/// An empty, detached tmpfs with room for so many directories and files.
+fn new_tmpfs(file_count: usize) -> Result<OwnedFd> {
     let make = || {
         let context = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
-        fsconfig_set_string(context.as_fd(), "size", "64k")?;
-        fsconfig_set_string(context.as_fd(), "nr_inodes", (directory_count + 2).to_string())?;
+        fsconfig_set_string(context.as_fd(), "size", "1m")?;
+        fsconfig_set_string(context.as_fd(), "nr_inodes", (file_count + 2).to_string())?;
         fsconfig_set_string(context.as_fd(), "mode", "0755")?;
         fsconfig_create(context.as_fd())?;
         let flags =
@@ -166,15 +203,23 @@ pub fn name_interface(vnic_directory: &Path, interface: &str) {
     }
 }
 
+/// The directory of a device's interfaces, which the first one of them makes or, for a mount, who comes before.
+pub fn make_interfaces(directory: &Path) -> io::Result<()> {
+    match fs::create_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(()),
+        made => made?,
+    }
+    fs::set_permissions(directory, fs::Permissions::from_mode(0o755))
+}
+
 /// As in the kernel's, where it is the interface itself; here a link to the one of its class.
 fn link_interface(tree: &Path, interface: &str) -> io::Result<()> {
     let directory = tree.join(DEVICE_INTERFACES);
-    match fs::remove_dir_all(&directory) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
+    make_interfaces(&directory)?;
+    // In place: a container with several vNICs has it mounted.
+    for entry in fs::read_dir(&directory)? {
+        fs::remove_file(entry?.path())?;
     }
-    fs::create_dir(&directory)?;
-    fs::set_permissions(&directory, fs::Permissions::from_mode(0o755))?;
     symlink(Path::new("../../net").join(interface), directory.join(interface))
 }
 
@@ -205,6 +250,6 @@ mod tests {
         fs::remove_dir_all(&directory).unwrap();
         // No tree: a warning, no harm.
         name_interface(&directory, "ff0");
-        assert!(Classes::open(&directory).unwrap().0.is_empty());
+        assert!(Classes::open(&[&directory]).unwrap().directories.is_empty());
     }
 }

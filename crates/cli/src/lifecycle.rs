@@ -110,7 +110,7 @@ pub fn end(run_dir: &RunDir, record: &Record, time: Option<Duration>) -> Result<
     };
     // Somebody else may use a declared vNIC by now.
     if record.state != State::Exited || !record.is_declared {
-        ports::unplug(run_dir, &record.id);
+        record.vnic_ids().for_each(|id| ports::unplug(run_dir, id));
     }
     let is_settled = Records::of(run_dir).reconcile(admin.as_mut())?;
     // Its supervisor has done it otherwise.

@@ -16,8 +16,10 @@ mod cluster;
 mod cm;
 mod cni;
 mod container_names;
+mod container_owner;
 mod control;
 mod doctor;
+mod engine_container;
 mod exec;
 mod failure;
 mod follower;
@@ -30,6 +32,7 @@ mod init;
 mod inject;
 mod inject_sysfs;
 mod installation;
+mod inject_sysfs_several;
 mod keys;
 mod lab;
 mod lab_build;
@@ -167,10 +170,13 @@ fn require_privilege(command: &Command) -> Result<()> {
     if sys::is_privileged() {
         return Ok(());
     }
+    if matches!(command, Command::Hook(_)) {
+        return Err(Failure::new(container_owner::ROOTLESS));
+    }
     let why = match command {
         Command::Lab(_) => "it makes network namespaces and starts routers",
         Command::Up(_) | Command::Down { .. } => "it makes network interfaces and starts the router",
-        Command::Run(_) | Command::Exec(_) | Command::Hook(_) => "it makes namespaces, mounts and network interfaces",
+        Command::Run(_) | Command::Exec(_) => "it makes namespaces, mounts and network interfaces",
         _ => "the router's admin socket is for root only",
     };
     let code = match command {

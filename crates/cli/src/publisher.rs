@@ -385,7 +385,8 @@ fn containers(run_dir: &RunDir) -> BTreeMap<String, HostContainer> {
         let (pid, engine) = (Some(holder.process.pid), "oci".to_owned());
         (holder.vnic, HostContainer { name: holder.name, engine, pid, ..HostContainer::default() })
     });
-    let records = Records::of(run_dir).list().into_iter().filter(crate::record::Record::is_live).map(|record| {
+    let records = Records::of(run_dir).list().into_iter().filter(crate::record::Record::is_live).flat_map(|record| {
+        let ids: Vec<String> = record.vnic_ids().map(str::to_owned).collect();
         let container = HostContainer {
             name: record.name,
             engine: "freeflow".into(),
@@ -393,7 +394,7 @@ fn containers(run_dir: &RunDir) -> BTreeMap<String, HostContainer> {
             program: record.command.into_iter().next().unwrap_or_default(),
             since_s: Some(record.created_s),
         };
-        (record.id, container)
+        ids.into_iter().map(move |id| (id, container.clone()))
     });
     holders.chain(records).collect()
 }

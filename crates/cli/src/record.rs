@@ -37,6 +37,9 @@ pub struct Record {
     pub name: String,
     pub network: String,
     pub ip: Option<IpAddr>,
+    /// Those after the first.
+    #[serde(default)]
+    pub other_vnics: Vec<OtherVnic>,
     /// Its IPv6 address, in a network that has any.
     #[serde(default)]
     pub ip6: Option<Ipv6Addr>,
@@ -60,10 +63,31 @@ pub struct Record {
     pub finished_s: Option<u64>,
 }
 
+/// A vNIC of a container with several.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct OtherVnic {
+    pub id: String,
+    pub network: String,
+    pub ip: Option<IpAddr>,
+    #[serde(default)]
+    pub ip6: Option<Ipv6Addr>,
+}
+
 impl Record {
-    /// The container does not have its vNIC any more: one that was declared stays, another one goes.
-    pub fn leave_vnic(&self, admin: &mut Admin) -> Result<()> {
-        if self.is_declared { admin.occupy(&self.id, &self.name, false) } else { admin.detach(&self.id) }
+    /// The container does not have its vNICs any more: one that was declared stays, others go.
+    pub fn leave_vnics(&self, admin: &mut Admin) -> Result<()> {
+        let first = if self.is_declared { admin.occupy(&self.id, &self.name, false) } else { admin.detach(&self.id) };
+        self.other_vnics.iter().map(|vnic| admin.detach(&vnic.id)).fold(first, Result::and)
+    }
+
+    /// The ids of its vNICs, in the order of their devices.
+    pub fn vnic_ids(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(self.id.as_str()).chain(self.other_vnics.iter().map(|vnic| vnic.id.as_str()))
+    }
+
+    /// The networks of its vNICs, in the same order.
+    pub fn networks(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(self.network.as_str()).chain(self.other_vnics.iter().map(|vnic| vnic.network.as_str()))
     }
 
     /// Whether it uses resources: being set up, or running.
@@ -200,7 +224,7 @@ impl Records {
                 continue;
             }
             if let Some(admin) = admin.as_deref_mut() {
-                record.leave_vnic(admin)?;
+                record.leave_vnics(admin)?;
             }
             is_settled = true;
             if record.remove || record.state == State::Created {
@@ -310,6 +334,7 @@ mod tests {
             name: name.into(),
             network: "default".into(),
             ip: None,
+            other_vnics: Vec::new(),
             ip6: None,
             host: "host".into(),
             state: State::Created,

@@ -37,7 +37,7 @@ fn plan(arguments: Run) -> Result<Plan> {
     };
     Ok(Plan {
         name,
-        network: arguments.network,
+        networks: arguments.network,
         ip: arguments.ip,
         vnic: arguments.vnic,
         waits: arguments.wait,

@@ -10,7 +10,7 @@ use crate::failure::Result;
 use crate::holders::Holders;
 use crate::output;
 use crate::peers;
-use crate::record::{Record, Records, State, now_s};
+use crate::record::{OtherVnic, Record, Records, State, now_s};
 use freeflow_hostnet::run_dir::RunDir;
 use freeflow_protocol::admin::{NetworkStatus, RouterStatus, VnicStatus};
 use serde::Serialize;
@@ -154,8 +154,8 @@ fn objects(router: &RouterStatus) {
     output::line(cm::summary(&router.cm));
 }
 
-/// One container in the JSON form of `freeflow ps`.
-#[derive(Serialize)]
+/// One container in the JSON form of `freeflow ps`, with one of its vNICs.
+#[derive(Clone, Serialize)]
 pub struct Container {
     name: String,
     id: String,
@@ -208,6 +208,16 @@ impl From<Record> for Container {
     }
 }
 
+/// One for each vNIC.
+fn rows_of(record: Record) -> Vec<Container> {
+    let others = record.other_vnics.clone();
+    let first = Container::from(record);
+    let other =
+        |vnic: OtherVnic| Container { id: vnic.id, network: vnic.network, ip: vnic.ip, ip6: vnic.ip6, ..first.clone() };
+    let others: Vec<Container> = others.into_iter().map(other).collect();
+    std::iter::once(first).chain(others).collect()
+}
+
 pub fn containers(run_dir: &RunDir, all: bool, format: Format) -> Result<()> {
     print(&list(run_dir, all)?, format);
     Ok(())
@@ -231,7 +241,7 @@ pub fn list(run_dir: &RunDir, all: bool) -> Result<Vec<Container>> {
         container_names::update(run_dir, admin);
     }
     let mut containers: Vec<Container> =
-        records.list().into_iter().filter(|record| all || record.state != State::Exited).map(Container::from).collect();
+        records.list().into_iter().filter(|record| all || record.state != State::Exited).flat_map(rows_of).collect();
     if let Some(admin) = &mut admin {
         containers.extend(foreign(run_dir, admin)?);
     }

@@ -8,10 +8,11 @@ use crate::init::{self, GO, Program, Report};
 use crate::names;
 use crate::networks;
 use crate::process::Process;
-use crate::record::{Record, Records, State, now_s};
+use crate::record::{OtherVnic, Record, Records, State, now_s};
 use crate::sys::{self, Fork, Signals};
 use crate::terminal;
 use crate::view::{View, Volume};
+use freeflow_client::VNIC_COUNT_MAX;
 use freeflow_hostnet::run_dir::RunDir;
 use freeflow_hostnet::{bridges, ports};
 use freeflow_protocol::admin::VnicStatus;
@@ -31,7 +32,9 @@ const NAME_TRY_COUNT_MAX: usize = 64;
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub name: Option<String>,
-    pub network: String,
+    /// Of new vNICs, in the order of their devices; at least one.
+    pub networks: Vec<String>,
+    /// Of the first one.
     pub ip: Option<IpAddr>,
     /// A declared vNIC, in the place of a new one.
     pub vnic: Option<String>,
@@ -64,6 +67,9 @@ pub fn supervise(run_dir: &RunDir, plan: &Plan, started: impl FnOnce(&str)) -> R
     let mut admin = Admin::connect(run_dir)?;
     let host = admin.status()?.host;
     records.reconcile(Some(&mut admin))?;
+    if plan.networks.len() > VNIC_COUNT_MAX {
+        fail!("a container can have {VNIC_COUNT_MAX} vNICs, and --network is given {} times", plan.networks.len());
+    }
     let mut record = reserve(&records, plan, host)?;
     let running = start(run_dir, plan, declared, &mut admin, &records, &mut record);
     drop(claimed);
@@ -79,9 +85,11 @@ pub fn supervise(run_dir: &RunDir, plan: &Plan, started: impl FnOnce(&str)) -> R
             Ok(code)
         }
         Err(failure) => {
-            let _ = record.leave_vnic(&mut admin);
-            container_names::leave(run_dir, &mut admin, &record.id, record.is_declared);
-            ports::unplug(run_dir, &record.id);
+            let _ = record.leave_vnics(&mut admin);
+            for id in record.vnic_ids() {
+                container_names::leave(run_dir, &mut admin, id, record.is_declared);
+                ports::unplug(run_dir, id);
+            }
             records.remove(&record.name, &record.id)?;
             Err(failure.or_code(EXIT_RUN_FAILED))
         }
@@ -89,11 +97,14 @@ pub fn supervise(run_dir: &RunDir, plan: &Plan, started: impl FnOnce(&str)) -> R
 }
 
 fn reserve(records: &Records, plan: &Plan, host: String) -> Result<Record> {
+    let (network, others) = plan.networks.split_first().ok_or_else(|| Failure::new("no network is given"))?;
+    let other = |network: &String| Ok(OtherVnic { id: names::id()?, network: network.clone(), ip: None, ip6: None });
     let mut record = Record {
         id: plan.vnic.clone().map_or_else(names::id, Ok)?,
         is_declared: plan.vnic.is_some(),
         name: String::new(),
-        network: plan.network.clone(),
+        network: network.clone(),
+        other_vnics: others.iter().map(other).collect::<Result<_>>()?,
         ip: None,
         ip6: None,
         host,
@@ -142,28 +153,34 @@ fn start(
     records: &Records,
     record: &mut Record,
 ) -> Result<Running> {
-    // Other hosts of the network are met while the container is made.
-    let meeting = meet(run_dir, declared.as_ref().map_or(&plan.network, |vnic| &vnic.network));
-    let vnic = match declared {
+    // Other hosts of the networks are met while the container is made.
+    let meetings: Vec<_> = match &declared {
+        Some(vnic) => vec![meet(run_dir, &vnic.network)],
+        None => plan.networks.iter().map(|network| meet(run_dir, network)).collect(),
+    };
+    let vnics = match declared {
         Some(vnic) => {
             admin.occupy(&vnic.id, &record.name, true)?;
-            vnic
+            vec![vnic]
         }
-        None => {
-            check_drained(run_dir, &plan.network)?;
-            attach(plan, admin, record)?
-        }
+        None => attach_all(run_dir, plan, admin, record)?,
     };
-    let network = admin.network(&vnic.network)?;
-    let bridge = bridges::ensure(run_dir, &network)?;
-    record.network = vnic.network.clone();
-    (record.ip, record.ip6) = (Some(vnic.address), vnic.address6);
-    container_names::add(run_dir, admin, &vnic, &record.name);
-    let names = Some(container_names::file(run_dir, &vnic.network)).filter(|file| plan.with_names && file.exists());
+    let mut bridges = Vec::new();
+    for vnic in &vnics {
+        bridges.push(bridges::ensure(run_dir, &admin.network(&vnic.network)?)?);
+        container_names::add(run_dir, admin, vnic, &record.name);
+    }
+    let Some((first, others)) = vnics.split_first() else { fail!("the container has no vNIC") };
+    record.network = first.network.clone();
+    (record.ip, record.ip6) = (Some(first.address), first.address6);
+    for (noted, vnic) in record.other_vnics.iter_mut().zip(others) {
+        (noted.ip, noted.ip6) = (Some(vnic.address), vnic.address6);
+    }
+    let names = Some(container_names::file(run_dir, &first.network)).filter(|file| plan.with_names && file.exists());
     let view = View {
         names,
         hostname: record.name.clone(),
-        vnic_directory: PathBuf::from(&vnic.directory),
+        vnic_directories: vnics.iter().map(|vnic| PathBuf::from(&vnic.directory)).collect(),
         library: plan.library.clone(),
         volumes: plan.volumes.clone(),
         hidden: run_dir.hidden(),
@@ -174,8 +191,11 @@ fn start(
     program.environment.push(("HOSTNAME".into(), record.name.clone()));
     let (init, channel) = fork_init(&view, &program)?;
     let plug = |pid| {
-        let plugged = networks::plug(run_dir, &vnic, &bridge, pid);
-        meeting.wait();
+        let plugged = vnics
+            .iter()
+            .zip(&bridges)
+            .try_for_each(|(vnic, bridge)| networks::plug(run_dir, vnic, bridge, pid).map(drop));
+        meetings.into_iter().for_each(|meeting| meeting.wait());
         plugged
     };
     match connect(plug, init, &channel, records, record) {
@@ -190,19 +210,25 @@ fn start(
     }
 }
 
-fn attach(plan: &Plan, admin: &mut Admin, record: &Record) -> Result<VnicStatus> {
-    // Names those there are, if there is no such network.
-    admin.network(&plan.network)?;
+fn attach_all(run_dir: &RunDir, plan: &Plan, admin: &mut Admin, record: &Record) -> Result<Vec<VnicStatus>> {
     let mut labels = vec![
         ("engine".to_string(), "freeflow".to_string()),
         ("supervisor".to_string(), record.supervisor.pid.to_string()),
     ];
     labels.extend(plan.labels.iter().cloned());
-    let vnic = admin.attach(&record.id, &record.name, &plan.network, plan.ip, labels);
-    match plan.ip {
-        Some(ip) => vnic.context(format!("--ip {ip}")),
-        None => vnic,
+    let mut vnics = Vec::new();
+    for (id, network) in record.vnic_ids().zip(&plan.networks) {
+        check_drained(run_dir, network)?;
+        // Names those there are, if there is no such network.
+        admin.network(network)?;
+        let ip = plan.ip.filter(|_| vnics.is_empty());
+        let vnic = admin.attach(id, &record.name, network, ip, labels.clone());
+        vnics.push(match ip {
+            Some(ip) => vnic.context(format!("--ip {ip}"))?,
+            None => vnic?,
+        });
     }
+    Ok(vnics)
 }
 
 /// A vNIC that was not made for a container; in a cluster it may come from another host, and stays here as long as the
@@ -249,7 +275,7 @@ fn fork_init(view: &View, program: &Program) -> Result<(Pid, OwnedFd)> {
 
 /// Plugs in the vNIC when the namespaces are there, and lets the command start. Gives the terminal's master end.
 fn connect(
-    plug: impl FnOnce(u32) -> Result<String>,
+    plug: impl FnOnce(u32) -> Result<()>,
     init: Pid,
     channel: &OwnedFd,
     records: &Records,
@@ -343,11 +369,13 @@ pub fn watch(running: &Running, signals: &Signals) -> i32 {
 fn finish(run_dir: &RunDir, records: &Records, mut record: Record, code: i32) -> Result<()> {
     let mut admin = Admin::connect(run_dir).ok();
     if let Some(admin) = &mut admin {
-        let _ = record.leave_vnic(admin);
+        let _ = record.leave_vnics(admin);
     }
-    ports::unplug(run_dir, &record.id);
-    if let Some(admin) = &mut admin {
-        container_names::leave(run_dir, admin, &record.id, record.is_declared);
+    for id in record.vnic_ids() {
+        ports::unplug(run_dir, id);
+        if let Some(admin) = &mut admin {
+            container_names::leave(run_dir, admin, id, record.is_declared);
+        }
     }
     if record.remove {
         return records.remove(&record.name, &record.id);

@@ -420,6 +420,7 @@ fn reconcile(run_dir: &RunDir, admin: &mut Admin) -> Result<Vec<String>> {
     records.reconcile(Some(admin))?;
     let attachments = Attachments::of(run_dir);
     attachments.settle(Some(admin), |attachment| attachment.namespace.seen_at(&attachment.path))?;
+    hook::settle(run_dir, admin)?;
     // In this order: a container that starts meanwhile has a record before its vNIC, and that before its interface.
     let ports = ports::list(run_dir)?;
     let vnics = admin.vnics()?;
@@ -455,14 +456,15 @@ fn reconcile(run_dir: &RunDir, admin: &mut Admin) -> Result<Vec<String>> {
         admin.occupy(&holder.vnic, &holder.name, true)?;
     }
     let of_pods = attached.into_iter().map(|attachment| (attachment.vnic, attachment.name));
-    let all = live.into_iter().map(|record| (record.id, record.name)).chain(of_pods);
-    Ok(all.filter(|(vnic, _)| !known.contains(vnic.as_str())).map(|(_, name)| name).collect())
+    let is_known = |record: &Record| record.vnic_ids().all(|id| known.contains(id));
+    let records = live.into_iter().filter(|record| !is_known(record)).map(|record| record.name);
+    Ok(records.chain(of_pods.filter(|(vnic, _)| !known.contains(vnic.as_str())).map(|(_, name)| name)).collect())
 }
 
 fn is_in_use(vnic: &VnicStatus, live: &[Record], attached: &[Attachment]) -> bool {
     let engine = vnic.labels.iter().find(|(key, _)| key == "engine").map(|(_, value)| value.as_str());
     match engine {
-        Some("freeflow") => live.iter().any(|record| record.id == vnic.id),
+        Some("freeflow") => live.iter().any(|record| record.vnic_ids().any(|id| id == vnic.id)),
         Some("oci") => hook::process_of(vnic).is_none_or(|process| process.is_alive()),
         Some(CNI) => attached.iter().any(|attachment| attachment.vnic == vnic.id),
         // Attached by somebody we don't know; not ours to end.
@@ -625,6 +627,7 @@ fn clean(run_dir: &RunDir, records: &Records) -> Result<()> {
     let _ = fs::remove_dir_all(run_dir.vnics());
     let _ = fs::remove_dir_all(run_dir.holders());
     let _ = fs::remove_dir_all(run_dir.cni());
+    let _ = fs::remove_dir_all(run_dir.path().join("engines"));
     Ok(())
 }
 

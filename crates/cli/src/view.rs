@@ -1,13 +1,15 @@
 //! View of a `freeflow run` container: the host's root file system with its own `/proc`, `/sys`,
-//! `/dev`, hostname and capabilities, its vNIC at `/run/freeflow` and in `/sys/class`, the drop-in
+//! `/dev`, hostname and capabilities, its vNICs at `/run/freeflow` and in `/sys/class`, the drop-in
 //! library, names of its network at `/etc/hosts`, and none of the run directories of the machine.
 //!
 //! It is a light container: it reads the host's files, and what it writes is its own (see
 //! `own_files`) unless it shares them.
 
-use crate::failure::{Context, Result};
-use crate::inject::{Root, Sources, VNIC_DIRECTORY, detached_recursive, mount_onto, protected};
+use crate::container_owner::ContainerOwner;
+use crate::failure::{Context, Result, fail};
+use crate::inject::{Root, Sources, detached_recursive, mount_onto, protected};
 use crate::own_files;
+use freeflow_client::vnic_directory;
 use freeflow_hostnet::cdi::VERBS_DEVICE;
 use rustix::fs::{CWD, Mode, OFlags, open};
 use rustix::mount::{
@@ -35,7 +37,8 @@ pub struct View {
     pub hostname: String,
     /// The hosts file of the container's network.
     pub names: Option<PathBuf>,
-    pub vnic_directory: PathBuf,
+    /// In the order of their devices.
+    pub vnic_directories: Vec<PathBuf>,
     pub library: PathBuf,
     pub volumes: Vec<Volume>,
     /// Directories to cover with empty ones.
@@ -80,25 +83,32 @@ impl View {
     pub fn enter(&self) -> Result<bool> {
         mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
             .context("can't make the mounts private")?;
-        let sources = Sources::open(&self.vnic_directory, &self.library)?;
+        let directories: Vec<&Path> = self.vnic_directories.iter().map(PathBuf::as_path).collect();
+        // Each with those before it; the last one has all.
+        let sources = (1..=directories.len()).map(|count| Sources::open(&directories[..count], &self.library));
+        let sources: Vec<Sources> = sources.collect::<Result<_>>()?;
+        let Some(all) = sources.last() else { fail!("a container needs a vNIC") };
         let volumes = self.open_volumes()?;
-        let devices = open_devices()?;
+        let devices = open_devices(sources.len())?;
         let names = self.names.as_deref().map(protected).transpose()?;
         if !self.share_host {
             own_files::enter(&self.scratch, &self.hidden)?;
         }
-        let root = Root::open(Path::new("/"))?;
-        let replaced = root.replace_libraries(&sources)?;
+        let root = Root::open(Path::new("/"), ContainerOwner::HOST_ROOT)?;
+        let replaced = root.replace_libraries(all)?;
         // First: what is masked in /proc is /dev/null.
         mount_dev(&devices)?;
         mount_proc()?;
         mount("sysfs", "/sys", "sysfs", MountFlags::RDONLY | NO_PRIVILEGE, None).context("can't mount /sys")?;
-        root.mount_classes(&sources.classes);
+        root.mount_classes(&all.classes);
         for directory in &self.hidden {
             hide(directory)?;
         }
-        fs::create_dir_all(Path::new("/").join(VNIC_DIRECTORY)).context("can't make /run/freeflow")?;
-        root.mount_vnic(&sources)?;
+        for (number, sources) in sources.iter().enumerate() {
+            let directory = vnic_directory(number);
+            fs::create_dir_all(&directory).context(format!("can't make {}", directory.display()))?;
+            root.mount_vnic(sources, number)?;
+        }
         if let Some(names) = names {
             self.mount_names(&root, &names)?;
         }
@@ -154,12 +164,13 @@ fn mount_proc() -> Result<()> {
 }
 
 /// Devices by their names in the container; the verbs device is one more null device.
-fn open_devices() -> Result<Vec<(&'static str, OwnedFd)>> {
-    let names = DEVICES.into_iter().map(|name| (name, name)).chain([(VERBS_DEVICE, "null")]);
+fn open_devices(vnic_count: usize) -> Result<Vec<(String, OwnedFd)>> {
+    let verbs_devices = (0..vnic_count).map(|number| (format!("{VERBS_DEVICE}{number}"), "null"));
+    let names = DEVICES.into_iter().map(|name| (name.to_string(), name)).chain(verbs_devices);
     names.map(|(name, host)| Ok((name, crate::inject::detached(&Path::new("/dev").join(host))?))).collect()
 }
 
-fn mount_dev(devices: &[(&str, OwnedFd)]) -> Result<()> {
+fn mount_dev(devices: &[(String, OwnedFd)]) -> Result<()> {
     let dev = Path::new("/dev");
     tmpfs(dev, MountFlags::NOSUID, c"mode=0755,size=64k")?;
     fs::create_dir(dev.join("infiniband")).context("/dev/infiniband")?;

@@ -7,13 +7,14 @@
 //!
 //! Memory regions need nothing: the router reaches private memory through the parent's own page
 //! table, so copy-on-write can't lead it astray.
+use crate::session::VNIC_COUNT_MAX;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
 /// Counts forks on the way from the first process to this one.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
-/// The newest session's control descriptor, or -1.
-static CONTROL_DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
+/// Control descriptor of each vNIC's newest session, or -1.
+static CONTROL_DESCRIPTORS: [AtomicI32; VNIC_COUNT_MAX] = [const { AtomicI32::new(-1) }; VNIC_COUNT_MAX];
 
 /// The generation of this process.
 #[inline]
@@ -27,17 +28,19 @@ pub fn note_child() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
 }
 
-/// The descriptor of the newest session's control socket, or -1. A child replaces it by something
-/// inert, so that the parent's connection ends with the parent.
-pub fn control_descriptor() -> i32 {
-    CONTROL_DESCRIPTOR.load(Ordering::Relaxed)
+/// The descriptors of the newest sessions' control sockets. A child replaces them by something
+/// inert, so that the parent's connections end with the parent.
+pub fn control_descriptors() -> impl Iterator<Item = i32> {
+    CONTROL_DESCRIPTORS.iter().map(|one| one.load(Ordering::Relaxed)).filter(|descriptor| *descriptor >= 0)
 }
 
-pub(crate) fn set_control_descriptor(descriptor: i32) {
-    CONTROL_DESCRIPTOR.store(descriptor, Ordering::Relaxed);
+pub(crate) fn set_control_descriptor(number: usize, descriptor: i32) {
+    CONTROL_DESCRIPTORS[number].store(descriptor, Ordering::Relaxed);
 }
 
-/// Forgets the descriptor, if it is still the newest session's.
+/// Forgets the descriptor, if it is still a newest session's.
 pub(crate) fn clear_control_descriptor(descriptor: i32) {
-    let _ = CONTROL_DESCRIPTOR.compare_exchange(descriptor, -1, Ordering::Relaxed, Ordering::Relaxed);
+    for one in &CONTROL_DESCRIPTORS {
+        let _ = one.compare_exchange(descriptor, -1, Ordering::Relaxed, Ordering::Relaxed);
+    }
 }

@@ -75,7 +75,7 @@ pub use memory::MemoryRegion;
 pub use queue_pair::{QpParameters, QueuePair, ReceiveBatch, SendBatch, check_send};
 pub use registry::Tag;
 pub use segments::Freeze;
-pub use session::{ConnectError, Session, socket_path};
+pub use session::{ConnectError, Session, VNIC_COUNT_MAX, socket_path, vnic_directory};
 pub use shared_receive_queue::{SharedReceiveQueue, SrqBatch};
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -23,9 +23,11 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::time::Duration;
 use thiserror::Error;
 
-/// Where the router listens inside a container.
-const SOCKET_PATH: &str = "/run/freeflow/router.sock";
-/// Environment variable that names another place.
+/// Most vNICs of a container.
+pub const VNIC_COUNT_MAX: usize = 8;
+/// A vNIC's socket, in its directory.
+const SOCKET: &str = "router.sock";
+/// Environment variable that names the socket of the only vNIC.
 const SOCKET_VARIABLE: &str = "FREEFLOW_SOCKET";
 /// Descriptors that come with one reply at most.
 const DESCRIPTORS_MAX: usize = 2;
@@ -140,19 +142,59 @@ impl fmt::Debug for Session {
     }
 }
 
-/// The path of the router's socket: `FREEFLOW_SOCKET`, else `/run/freeflow/router.sock`.
-pub fn socket_path() -> PathBuf {
-    std::env::var_os(SOCKET_VARIABLE).filter(|path| !path.is_empty()).map_or_else(|| SOCKET_PATH.into(), PathBuf::from)
+/// Where a container has the directory of its vNIC with this number: `/run/freeflow`, `/run/freeflow1`, …
+pub fn vnic_directory(number: usize) -> PathBuf {
+    match number {
+        0 => PathBuf::from("/run/freeflow"),
+        _ => PathBuf::from(format!("/run/freeflow{number}")),
+    }
 }
 
+/// The path of the first vNIC's socket: `FREEFLOW_SOCKET`, else `/run/freeflow/router.sock`.
+pub fn socket_path() -> PathBuf {
+    asked_path().unwrap_or_else(|| vnic_directory(0).join(SOCKET))
+}
+
+fn asked_path() -> Option<PathBuf> {
+    std::env::var_os(SOCKET_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from)
+}
+
+/// The sockets of all vNICs. Their numbers have no gaps.
+fn socket_paths() -> Vec<PathBuf> {
+    if let Some(path) = asked_path() {
+        return vec![path];
+    }
+    let others = (1..VNIC_COUNT_MAX).map(vnic_directory).take_while(|directory| directory.exists());
+    std::iter::once(vnic_directory(0)).chain(others).map(|directory| directory.join(SOCKET)).collect()
+}
+
+/// The sessions of this process by their vNICs' numbers.
+type Sessions = [Weak<Session>; VNIC_COUNT_MAX];
+
+static CURRENT: Mutex<Sessions> = Mutex::new([const { Weak::new() }; VNIC_COUNT_MAX]);
+
 impl Session {
-    /// This process's session; connects if there is none, none that lives, or [`socket_path`] is
-    /// another one by now (what hangs on the older session stays as it is).
+    /// This process's session with its first vNIC; connects if there is none, none that lives, or
+    /// [`socket_path`] is another one by now (what hangs on the older session stays as it is).
     pub fn current() -> Result<Arc<Self>, ConnectError> {
-        static CURRENT: Mutex<Weak<Session>> = Mutex::new(Weak::new());
+        Self::of_number(&mut lock(&CURRENT), 0, &socket_path())
+    }
+
+    /// The same with all vNICs of the container, with their numbers; and why one of them has none.
+    pub fn all() -> (Vec<(usize, Arc<Self>)>, Option<ConnectError>) {
         let mut current = lock(&CURRENT);
-        let path = socket_path();
-        if let Some(session) = current.upgrade() {
+        let (mut sessions, mut refused) = (Vec::new(), None);
+        for (number, path) in socket_paths().into_iter().enumerate() {
+            match Self::of_number(&mut current, number, &path) {
+                Ok(session) => sessions.push((number, session)),
+                Err(error) => refused = refused.or(Some(error)),
+            }
+        }
+        (sessions, refused)
+    }
+
+    fn of_number(current: &mut Sessions, number: usize, path: &Path) -> Result<Arc<Self>, ConnectError> {
+        if let Some(session) = current[number].upgrade() {
             if session.path == path && session.check() {
                 return Ok(session);
             }
@@ -161,9 +203,9 @@ impl Session {
                 std::mem::forget(session);
             }
         }
-        let session = Arc::new(Self::connect(&path)?);
-        fork::set_control_descriptor(session.socket.as_raw_fd());
-        *current = Arc::downgrade(&session);
+        let session = Arc::new(Self::connect(path)?);
+        fork::set_control_descriptor(number, session.socket.as_raw_fd());
+        current[number] = Arc::downgrade(&session);
         Ok(session)
     }
 

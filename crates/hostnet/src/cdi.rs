@@ -6,7 +6,8 @@
 //! and the remedy (from the hook) instead of "unresolvable CDI device". The hooks' environment is given, lest a
 //! container's own LD_PRELOAD reach them.
 //!
-//! The device node is a null device under the name that a verbs device has.
+//! The files name no device node: an engine would look for it on the host where the container has a user namespace,
+//! and several vNICs of one container need one each. The hook makes it.
 
 use crate::error::{Context, Result};
 use crate::inventory::Inventory;
@@ -18,7 +19,8 @@ use std::path::{Path, PathBuf};
 
 /// The device file that a verbs device has on a machine with RDMA hardware. UCX looks whether it is a character device
 /// that it may use, and leaves the verbs device alone otherwise; nobody opens it, since the drop-in needs none.
-pub const VERBS_DEVICE: &str = "infiniband/uverbs0";
+/// A number is still to come.
+pub const VERBS_DEVICE: &str = "infiniband/uverbs";
 const DIRECTORY: &str = "/etc/cdi";
 /// Where `/etc` can't be written.
 const DIRECTORY_OF_RUN: &str = "/var/run/cdi";
@@ -85,10 +87,6 @@ impl Kind {
     }
 }
 
-fn device_node() -> Value {
-    json!({"path": format!("/dev/{VERBS_DEVICE}"), "hostPath": "/dev/null", "permissions": "rw"})
-}
-
 /// A hook of a container, with the name of its stage. `program` is the `freeflow` command.
 fn hook(run_dir: &RunDir, program: &Path, (kind, name): (Kind, &str), labels: &Labels, stage: &str) -> Value {
     let mut environment = vec!["PATH=/usr/sbin:/usr/bin:/sbin:/bin".to_string()];
@@ -110,7 +108,7 @@ pub fn container_edits(run_dir: &RunDir, program: &Path, device: (Kind, &str)) -
 
 fn labelled_edits(run_dir: &RunDir, program: &Path, device: (Kind, &str), labels: &Labels) -> Value {
     let hooks = ["createRuntime", "poststop"].map(|stage| hook(run_dir, program, device, labels, stage));
-    json!({"deviceNodes": [device_node()], "hooks": hooks})
+    json!({"hooks": hooks})
 }
 
 /// A device of a Kubernetes claim.
@@ -206,7 +204,6 @@ mod tests {
         assert_eq!(value["cdiVersion"], "0.5.0");
         assert_eq!(value["kind"], "freeflow.io/net");
         let edits = &value["devices"][0]["containerEdits"];
-        assert_eq!(edits["deviceNodes"][0]["path"], "/dev/infiniband/uverbs0");
         let hooks = edits["hooks"].as_array().unwrap();
         assert_eq!(hooks.len(), 2);
         for hook in hooks {

@@ -1,11 +1,11 @@
-//! The device list: one device, `freeflow0`, while a router answers.
+//! The device list: a device for each vNIC of the container, `freeflow0`, `freeflow1`, …, while a router answers.
 //!
 //! Invariant: a `Device` lives while the list that named it, a context opened from it, or
 //! [`CURRENT`] holds a reference.
 use crate::boundary::{Outcome, code, number, pointer, set_errno};
 use crate::fork;
 use freeflow_abi::{IBV_NODE_CA, IBV_TRANSPORT_IB, errno_of, gid_to_c, ibv_context, ibv_device, ibv_gid, verbs_device};
-use freeflow_client::{ConnectError, OwnMemory, Session};
+use freeflow_client::{ConnectError, OwnMemory, Session, VNIC_COUNT_MAX};
 use freeflow_verbs::VerbsError;
 use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_int, c_uint};
@@ -16,14 +16,18 @@ use std::sync::{Arc, Mutex, Once, PoisonError};
 /// Target of `verbs_device.ops`: readable, and no vendor's.
 static NO_PROVIDER: [u64; 64] = [0; 64];
 
-/// The device of the live session, if it was asked for.
-static CURRENT: Mutex<Option<Reference>> = Mutex::new(None);
+/// The devices of the live sessions, if they were asked for.
+static CURRENT: Mutex<[Option<Reference>; VNIC_COUNT_MAX]> = Mutex::new([const { None }; VNIC_COUNT_MAX]);
+/// A device's name, before its number.
+const NAME: &str = "freeflow";
 
 /// A device as C sees it, and the session behind it.
 #[repr(C)]
 pub(crate) struct Device {
     c: UnsafeCell<verbs_device>,
     session: Arc<Session>,
+    /// Of the vNIC among those of its container.
+    number: usize,
     references: AtomicUsize,
 }
 
@@ -45,18 +49,22 @@ impl Device {
         &self.session
     }
 
-    fn create(session: Arc<Session>) -> *mut Self {
+    /// Its directory in sysfs.
+    fn directory(number: usize) -> String {
+        format!("/sys/class/infiniband/{NAME}{number}")
+    }
+
+    fn create(number: usize, session: Arc<Session>) -> *mut Self {
         // SAFETY: integers and pointers only; all zeroes are valid.
         let mut c: verbs_device = unsafe { std::mem::zeroed() };
         c.device.node_type = IBV_NODE_CA;
         c.device.transport_type = IBV_TRANSPORT_IB;
-        let name = session.device().name.clone();
-        set_text(&mut c.device.name, &name);
-        set_text(&mut c.device.dev_name, "uverbs0");
-        set_text(&mut c.device.dev_path, "/sys/class/infiniband_verbs/uverbs0");
-        set_text(&mut c.device.ibdev_path, &format!("/sys/class/infiniband/{name}"));
+        set_text(&mut c.device.name, &format!("{NAME}{number}"));
+        set_text(&mut c.device.dev_name, &format!("uverbs{number}"));
+        set_text(&mut c.device.dev_path, &format!("/sys/class/infiniband_verbs/uverbs{number}"));
+        set_text(&mut c.device.ibdev_path, &Self::directory(number));
         c.ops = NO_PROVIDER.as_ptr().cast();
-        Box::into_raw(Box::new(Self { c: UnsafeCell::new(c), session, references: AtomicUsize::new(1) }))
+        Box::into_raw(Box::new(Self { c: UnsafeCell::new(c), session, number, references: AtomicUsize::new(1) }))
     }
 }
 
@@ -102,71 +110,87 @@ fn set_text(to: &mut [c_char], text: &str) {
     }
 }
 
-/// This process's session. Says once on stderr why there is none and what to do.
-pub(crate) fn session_or_complain() -> Result<Arc<Session>, c_int> {
-    static COMPLAINED: Once = Once::new();
-    fork::watch();
-    let session = Session::current().inspect(|session| {
-        if std::env::var_os(DIRECT_VARIABLE).is_none_or(|value| value != "off") {
-            // SAFETY: what `ibv_reg_mr`, `ibv_post_send` and `ibv_post_recv` demand of their
-            // callers.
-            session.allow_direct(unsafe { OwnMemory::promised() });
-        }
-    });
-    session.map_err(|error| {
-        COMPLAINED.call_once(|| eprintln!("freeflow: {error}"));
-        match error {
-            ConnectError::NoRouter { .. } => libc::ENODEV,
-            ConnectError::Version { .. } => errno_of(VerbsError::VersionMismatch),
-            ConnectError::Refused { error, .. } => errno_of(error),
-            ConnectError::Broken { .. } => libc::EIO,
-        }
-    })
+fn allow_direct(session: &Session) {
+    if std::env::var_os(DIRECT_VARIABLE).is_none_or(|value| value != "off") {
+        // SAFETY: what `ibv_reg_mr`, `ibv_post_send` and `ibv_post_recv` demand of their callers.
+        session.allow_direct(unsafe { OwnMemory::promised() });
+    }
 }
 
-/// The current device, with a reference for the caller.
-pub(crate) fn current_device() -> Result<*mut ibv_device, c_int> {
-    let session = session_or_complain()?;
-    let mut current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(Reference(device)) = &*current {
+/// Says once on stderr why there is no session and what to do. The errno of that.
+fn complain(error: &ConnectError) -> c_int {
+    static COMPLAINED: Once = Once::new();
+    COMPLAINED.call_once(|| eprintln!("freeflow: {error}"));
+    match error {
+        ConnectError::NoRouter { .. } => libc::ENODEV,
+        ConnectError::Version { .. } => errno_of(VerbsError::VersionMismatch),
+        ConnectError::Refused { error, .. } => errno_of(*error),
+        ConnectError::Broken { .. } => libc::EIO,
+    }
+}
+
+/// This process's session with its first vNIC.
+pub(crate) fn session_or_complain() -> Result<Arc<Session>, c_int> {
+    fork::watch();
+    Session::current().inspect(|session| allow_direct(session)).map_err(|error| complain(&error))
+}
+
+/// The devices of this process, each with a reference for the caller; at least one.
+pub(crate) fn current_devices() -> Result<Vec<*mut ibv_device>, c_int> {
+    fork::watch();
+    let (sessions, refused) = Session::all();
+    let refused = refused.as_ref().map(complain);
+    if sessions.is_empty() {
+        return Err(refused.unwrap_or(libc::ENODEV));
+    }
+    Ok(sessions.into_iter().map(|(number, session)| device_of(number, session)).collect())
+}
+
+/// With a reference for the caller.
+fn device_of(number: usize, session: Arc<Session>) -> *mut ibv_device {
+    allow_direct(&session);
+    let current = &mut CURRENT.lock().unwrap_or_else(PoisonError::into_inner)[number];
+    if let Some(Reference(device)) = current {
         // SAFETY: `CURRENT` holds a reference.
         if Arc::ptr_eq(unsafe { &*device.cast_const() }.session(), &session) {
             // SAFETY: the same.
             unsafe { hold(device.cast()) };
-            return Ok(device.cast());
+            return device.cast();
         }
     }
-    let device = Device::create(session);
+    let device = Device::create(number, session);
     if let Some(Reference(old)) = current.replace(Reference(device)) {
         // SAFETY: `CURRENT`'s reference, taken out of it.
         unsafe { release(old.cast()) };
     }
     // SAFETY: just put into `CURRENT`, which holds a reference.
     unsafe { hold(device.cast()) };
-    Ok(device.cast())
+    device.cast()
 }
 
-/// `ibv_get_device_list(3)`: one device, or NULL with ENODEV and a line on stderr if no router
-/// answers.
+/// `ibv_get_device_list(3)`: the vNICs of the container, or NULL with ENODEV and a line on stderr if
+/// no router answers.
 ///
 /// # Safety
 /// `count` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
-    let mut refused = 0;
+    let (mut refused, mut found) = (0, 0);
     let list = pointer(|| {
-        let device = current_device().map_err(|errno| {
+        let mut devices = current_devices().map_err(|errno| {
             refused = errno;
             VerbsError::DeviceFatal
         })?;
-        Ok(Box::into_raw(Box::new([device, ptr::null_mut()])).cast::<*mut ibv_device>())
+        found = devices.len() as c_int;
+        devices.push(ptr::null_mut());
+        Ok(Box::into_raw(devices.into_boxed_slice()).cast::<*mut ibv_device>())
     });
     if refused != 0 {
         set_errno(refused);
     }
     if !count.is_null() {
         // SAFETY: the C contract.
-        unsafe { *count = c_int::from(!list.is_null()) };
+        unsafe { *count = if list.is_null() { 0 } else { found } };
     }
     list
 }
@@ -181,10 +205,12 @@ pub unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
         return;
     }
     let _ = code(|| {
-        // SAFETY: made by `Box::into_raw` as an array of two; its first entry owns a reference.
+        // SAFETY: made by `Box::into_raw` with a null at its end; each entry before that owns a
+        // reference.
         unsafe {
-            let list = Box::from_raw(list.cast::<[*mut ibv_device; 2]>());
-            release(list[0]);
+            let count = (0..).take_while(|at| !(*list.add(*at)).is_null()).count();
+            let list = Box::from_raw(ptr::slice_from_raw_parts_mut(list, count + 1));
+            list.iter().take(count).for_each(|device| release(*device));
         }
         Ok(())
     });
@@ -263,7 +289,7 @@ pub(crate) unsafe extern "C" fn ibv_query_gid_type(
 }
 
 mod gid_table {
-    use super::{Outcome, VerbsError, code, ibv_context, set_errno};
+    use super::{Device, Outcome, VerbsError, code, ibv_context, set_errno};
     use crate::boundary::guarded;
     use freeflow_abi::{IBV_GID_TYPE_ROCE_V2, copy_prefix, errno_of, gid_to_c, ibv_gid_entry};
     use freeflow_client::Session;
@@ -271,21 +297,28 @@ mod gid_table {
 
     /// Index of the network interface with a GID's address, which sysfs names; 0 for none, as in
     /// rdma-core.
-    fn interface_of(session: &Session, index: usize) -> u32 {
-        let port = format!("/sys/class/infiniband/{}/ports/1", session.device().name);
+    fn interface_of(device: &Device, index: usize) -> u32 {
+        let port = format!("{}/ports/1", Device::directory(device.number));
         let Ok(name) = std::fs::read_to_string(format!("{port}/gid_attrs/ndevs/{index}")) else { return 0 };
         let Ok(name) = std::ffi::CString::new(name.trim_end()) else { return 0 };
         // SAFETY: a C string.
         unsafe { libc::if_nametoindex(name.as_ptr()) }
     }
 
-    fn entry(session: &Session, index: usize, gid: Gid) -> ibv_gid_entry {
+    /// # Safety
+    /// `context` is open.
+    unsafe fn device<'a>(context: *mut ibv_context) -> &'a Device {
+        // SAFETY: this function's contract: a context holds a reference to its device.
+        unsafe { Device::from_c((*context).device) }
+    }
+
+    fn entry(device: &Device, index: usize, gid: Gid) -> ibv_gid_entry {
         ibv_gid_entry {
             gid: gid_to_c(gid),
             gid_index: index as u32,
             port_num: 1,
             gid_type: IBV_GID_TYPE_ROCE_V2,
-            ndev_ifindex: interface_of(session, index),
+            ndev_ifindex: interface_of(device, index),
         }
     }
 
@@ -318,7 +351,7 @@ mod gid_table {
                 return Ok(());
             };
             // SAFETY: the C contract.
-            unsafe { copy_prefix(&entry(session, index as usize, gid), to, entry_size) };
+            unsafe { copy_prefix(&entry(device(context), index as usize, gid), to, entry_size) };
             Ok(())
         });
         if empty {
@@ -351,7 +384,7 @@ mod gid_table {
                 // SAFETY: the C contract; `count` stays below `max_entries`.
                 unsafe {
                     let to = entries.byte_add(count * entry_size);
-                    copy_prefix(&entry(session, index, gid), to, entry_size);
+                    copy_prefix(&entry(device(context), index, gid), to, entry_size);
                 }
                 count += 1;
             }

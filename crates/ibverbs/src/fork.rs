@@ -2,7 +2,7 @@
 //! and it may open the device again. Nothing needs to be asked for beforehand, because the router
 //! reaches memory through the parent's page table and copy-on-write can't lead it astray.
 use freeflow_abi::IBV_FORK_UNNEEDED;
-use freeflow_client::fork::{control_descriptor, note_child};
+use freeflow_client::fork::{control_descriptors, note_child};
 use freeflow_remap::{after_fork_in_child, after_fork_in_parent, before_fork};
 use std::ffi::{c_int, c_uint};
 use std::sync::Once;
@@ -11,19 +11,17 @@ use std::sync::Once;
 extern "C" fn in_child() {
     note_child();
     after_fork_in_child();
-    let control = control_descriptor();
-    if control < 0 {
-        return;
-    }
-    // The copy of the connection would keep it open after the parent's end: put something inert in
-    // its place.
-    // SAFETY: plain descriptor calls; the descriptor is the session's and stays its own, at the
-    // same number.
-    unsafe {
-        let inert = libc::eventfd(0, libc::EFD_CLOEXEC);
-        if inert >= 0 {
-            libc::dup3(inert, control, libc::O_CLOEXEC);
-            libc::close(inert);
+    for control in control_descriptors() {
+        // The copy of the connection would keep it open after the parent's end: put something inert
+        // in its place.
+        // SAFETY: plain descriptor calls; the descriptor is a session's and stays its own, at the
+        // same number.
+        unsafe {
+            let inert = libc::eventfd(0, libc::EFD_CLOEXEC);
+            if inert >= 0 {
+                libc::dup3(inert, control, libc::O_CLOEXEC);
+                libc::close(inert);
+            }
         }
     }
 }

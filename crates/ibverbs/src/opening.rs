@@ -3,7 +3,7 @@
 use crate::advise::advise_mr;
 use crate::boundary::{number, pointer, set_errno};
 use crate::context::{Context, query_device_ex, query_port, query_rt_values};
-use crate::device::{Device, current_device, hold, release};
+use crate::device::{Device, current_devices, hold, release};
 use crate::on_demand::OnDemandRegions;
 use crate::{cq, cq_ex, device_memory, memory, open_qp, pd, post, qp, srq, window, xrc};
 use freeflow_abi::{VERBS_ABI_IS_EXTENDED, ibv_context, ibv_device, verbs_context};
@@ -46,16 +46,25 @@ pub unsafe extern "C" fn ibv_import_device(cmd_fd: c_int) -> *mut ibv_context {
         if read != pass.len() as isize {
             return Err(VerbsError::InvalidArgument);
         }
-        let device = current_device().map_err(|errno| {
+        let devices = current_devices().map_err(|errno| {
             refused = errno;
             VerbsError::DeviceFatal
         })?;
-        // SAFETY: the reference is ours.
-        let imported =
-            client::Context::import(unsafe { Device::from_c(device) }.session(), pass).inspect_err(|_| {
-                // SAFETY: nobody got it.
-                unsafe { release(device) };
-            })?;
+        // A pass does not say of which vNIC it is.
+        let mut imported = Err(VerbsError::NotFound);
+        for device in devices {
+            if imported.is_err() {
+                // SAFETY: the reference is ours.
+                let session = unsafe { Device::from_c(device) }.session();
+                imported = client::Context::import(session, pass).map(|context| (device, context));
+                if imported.is_ok() {
+                    continue;
+                }
+            }
+            // SAFETY: nobody got it.
+            unsafe { release(device) };
+        }
+        let (device, imported) = imported?;
         // SAFETY: the C contract: the context takes the descriptor over.
         Ok(hand_out(device, imported, Some(unsafe { OwnedFd::from_raw_fd(cmd_fd) })))
     });

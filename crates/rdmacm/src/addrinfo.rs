@@ -161,7 +161,7 @@ unsafe fn look_up(
     if node.is_null() && service.is_null() && hints.is_null() {
         return Err(Failure::Errno(libc::EINVAL));
     }
-    Process::device()?;
+    Process::devices()?;
     // SAFETY: this function's contract; calloc's memory is that long, and zeroes are valid.
     unsafe {
         if hints.as_ref().is_some_and(|hints| hints.ai_flags & RAI_SA != 0) {

@@ -1,4 +1,8 @@
-//! Event channels: a socket by which the router sends (here *pipe*), one record a `read`.
+//! Event channels: a socket by which the router sends (a *pipe*), one record a `read`.
+//!
+//! In a container with several vNICs a channel is *joint*: it has a pipe for each device that its
+//! identifiers are on, and the program's descriptor is an epoll instance of them, which is readable
+//! when one of them is.
 //!
 //! Records are sometimes taken out to look for those of one identifier (it is destroyed, or moves
 //! to another channel). The others then stand in the channel's *backlog*, in their order, and for
@@ -10,24 +14,25 @@
 //! Invariant: every record that stands for an entry of the backlog is in the pipe, or in the hand
 //! of a thread that has read it and not looked at the backlog yet; together they are as many as the
 //! backlog is long and `spare` says. So the descriptor is never readable for nothing, and nothing
-//! waits for which the descriptor isn't readable.
+//! waits for which the descriptor isn't readable. (A pipe of a joint channel that ends takes its
+//! markers along; then all are put anew.)
 use crate::born::{Born, KEY_NONE, lock};
 use crate::boundary::{Outcome, last_errno, pointer, quiet, set_errno};
-use crate::call::{call, command, destroy_id};
+use crate::call::{command, destroy_id};
 use crate::device::Device;
 use crate::id::{Id, gone_with_channel};
+use crate::pipe::Pipe;
 use crate::process::Process;
-use freeflow_abi::{ibv_context, rdma_event_channel};
-use freeflow_protocol::cm::{CM_EVENT_BYTES_MAX, CmEvent, CmEventBody, CmEventKind, CmReply, CmRequest};
-use freeflow_protocol::library::Handle;
+use freeflow_abi::rdma_event_channel;
+use freeflow_protocol::cm::{CM_EVENT_BYTES_MAX, CmEvent, CmEventBody, CmEventKind, CmRequest};
 use freeflow_protocol::{decode, encode};
 use freeflow_shm::ShortWait;
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_uint, c_void};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::RawFd;
 use std::ptr;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -39,25 +44,29 @@ const LOOK_MAX: Duration = Duration::from_micros(20);
 const DRAIN_COUNT_MAX: usize = 4096;
 
 /// An event that waits in a backlog.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) enum QueuedEvent {
-    Record(CmEvent),
+    /// With the device from which it came.
+    Record(CmEvent, Arc<Device>),
     /// One that this library made: `RDMA_CM_EVENT_USER` or the resolution of names.
-    Own {
-        key: u64,
-        kind: c_uint,
-        status: c_int,
-        argument: u64,
-    },
+    Own { key: u64, kind: c_uint, status: c_int, argument: u64 },
 }
 
 impl QueuedEvent {
     fn key(&self) -> u64 {
         match self {
-            Self::Record(event) => event.cookie,
+            Self::Record(event, _) => event.cookie,
             Self::Own { key, .. } => *key,
         }
     }
+}
+
+/// Result of a `read` of a pipe, of whichever channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Look {
+    pub count: isize,
+    /// Number of the pipe.
+    pub source: usize,
 }
 
 /// Result of a read.
@@ -65,8 +74,8 @@ pub(crate) enum Taken {
     Event(QueuedEvent),
     /// A marker without an entry, or what is no record: read on.
     Nothing,
-    /// The router is gone.
-    End,
+    /// The router of this pipe is gone.
+    End(Arc<Pipe>),
 }
 
 /// The events that were taken out of the pipe and not given to anybody.
@@ -113,10 +122,15 @@ impl Backlog {
 #[repr(C)]
 pub(crate) struct EventChannel {
     c: UnsafeCell<rdma_event_channel>,
-    /// -1 once it is closed.
-    pipe: AtomicI32,
-    handle: Handle,
-    device: Arc<Device>,
+    /// The program's: of the only pipe, or the epoll instance of a joint channel. -1 once it is
+    /// closed.
+    descriptor: AtomicI32,
+    is_joint: bool,
+    first: Arc<Pipe>,
+    /// All, also those that were closed; it grows only.
+    pipes: Mutex<Vec<Arc<Pipe>>>,
+    /// The pipe that is looked at first, so that none waits for another for long.
+    turn: AtomicUsize,
     pub born: Born,
     backlog: Mutex<Backlog>,
     /// Of the thread that looks for events before it sleeps; the others sleep at once.
@@ -130,22 +144,68 @@ unsafe impl Sync for EventChannel {}
 
 impl EventChannel {
     pub fn create() -> Outcome<Arc<Self>> {
-        let device = Process::device()?;
-        // SAFETY: a device's context is open as long as it is there.
-        let answer = unsafe { call(device.context(), CmRequest::CreateChannel)? };
-        let (Some(CmReply::Channel { channel: handle }), Some(pipe)) = answer else {
-            return Err(libc::EIO);
-        };
-        let pipe = into_raw(pipe);
+        let devices = Process::devices()?;
+        let (first, is_joint) = (Pipe::create(devices[0].clone())?, devices.len() > 1);
+        let descriptor =
+            if is_joint { new_epoll(&first).inspect_err(|_| first.close(true))? } else { first.descriptor() };
         Ok(Arc::new(Self {
-            c: UnsafeCell::new(rdma_event_channel { fd: pipe }),
-            pipe: AtomicI32::new(pipe),
-            handle,
-            device,
+            c: UnsafeCell::new(rdma_event_channel { fd: descriptor }),
+            descriptor: AtomicI32::new(descriptor),
+            is_joint,
+            pipes: Mutex::new(vec![first.clone()]),
+            first,
+            turn: AtomicUsize::new(0),
             born: Born::here(),
             backlog: Mutex::default(),
             wait: Mutex::default(),
         }))
+    }
+
+    /// Its identifiers may be on several devices.
+    pub fn is_joint(&self) -> bool {
+        self.is_joint
+    }
+
+    /// Its pipe of a device, which a joint channel makes if need be. EIO for a device that the
+    /// channel can't have, and once it is closed.
+    pub fn pipe_of(&self, device: &Arc<Device>) -> Outcome<Arc<Pipe>> {
+        let mut pipes = lock(&self.pipes);
+        if let Some(pipe) = pipes.iter().find(|pipe| Arc::ptr_eq(&pipe.device, device) && pipe.is_open()) {
+            return Ok(pipe.clone());
+        }
+        let descriptor = self.descriptor();
+        if !self.is_joint || descriptor < 0 {
+            return Err(libc::EIO);
+        }
+        let pipe = Pipe::create(device.clone())?;
+        add_to_epoll(descriptor, &pipe).inspect_err(|_| pipe.close(true))?;
+        pipes.push(pipe.clone());
+        Ok(pipe)
+    }
+
+    /// The pipe of identifiers that have no address yet.
+    pub fn pipe_by_default(&self) -> Arc<Pipe> {
+        self.open_pipe().unwrap_or_else(|| self.first.clone())
+    }
+
+    fn open_pipe(&self) -> Option<Arc<Pipe>> {
+        lock(&self.pipes).iter().find(|pipe| pipe.is_open()).cloned()
+    }
+
+    fn pipe(&self, source: usize) -> Arc<Pipe> {
+        lock(&self.pipes).get(source).unwrap_or(&self.first).clone()
+    }
+
+    /// A pipe has ended, and all that were on it know. False if it was the last one: it stays, so
+    /// that the program goes on finding its end.
+    pub fn drop_pipe(&self, ended: &Arc<Pipe>) -> bool {
+        let has_another = lock(&self.pipes).iter().any(|pipe| pipe.is_open() && !Arc::ptr_eq(pipe, ended));
+        if has_another {
+            ended.close(true);
+            let count = lock(&self.backlog).entries.len();
+            self.mark(count);
+        }
+        has_another
     }
 
     /// For C: with a reference of its own, which [`Self::from_raw`] takes back.
@@ -182,22 +242,10 @@ impl EventChannel {
         unsafe { Arc::from_raw(channel.cast_const().cast::<Self>()) }
     }
 
-    pub fn context(&self) -> *mut ibv_context {
-        self.device.context()
-    }
-
-    pub fn device(&self) -> &Arc<Device> {
-        &self.device
-    }
-
-    pub fn handle(&self) -> Handle {
-        self.handle
-    }
-
-    /// The descriptor; -1 once it is closed.
-    pub fn pipe(&self) -> RawFd {
+    /// The program's descriptor; -1 once it is closed.
+    pub fn descriptor(&self) -> RawFd {
         // Acquire: pairs with the swap in `close`.
-        self.pipe.load(Ordering::Acquire)
+        self.descriptor.load(Ordering::Acquire)
     }
 
     /// Reads one record, and waits for it unless the descriptor is non-blocking. Not a cancellation
@@ -207,20 +255,58 @@ impl EventChannel {
     /// EAGAIN, EINTR; EBADF once it is closed.
     pub fn take(&self) -> Outcome<Taken> {
         let mut record = [0_u8; CM_EVENT_BYTES_MAX];
-        let count = self.look(&mut record).unwrap_or_else(|| {
-            // SAFETY: the buffer is that long.
-            let count = unsafe { libc::syscall(libc::SYS_read, self.pipe(), record.as_mut_ptr(), record.len()) };
+        loop {
+            if let Some(found) = self.look(&mut record) {
+                return self.taken(found, &record);
+            }
+            let count = match self.is_joint {
+                false => {
+                    // SAFETY: the buffer is that long.
+                    unsafe { libc::syscall(libc::SYS_read, self.descriptor(), record.as_mut_ptr(), record.len()) }
+                }
+                true => {
+                    let mut one = libc::pollfd { fd: self.descriptor(), events: libc::POLLIN, revents: 0 };
+                    // SAFETY: a local; no time limit.
+                    unsafe { libc::syscall(libc::SYS_poll, &raw mut one, 1, -1) }
+                }
+            };
             self.note_read();
-            count as isize
-        });
-        self.taken(count, &record)
+            if count < 0 || !self.is_joint {
+                return self.taken(Look { count: count as isize, source: 0 }, &record);
+            }
+        }
     }
 
     /// Looks for a record a little longer than once, instead of a `read` that waits: while connections come and go it
     /// is there sooner than this thread sleeps and is woken. What a `read` would have returned, or `None`: wait. Of a
     /// non-blocking descriptor it looks once. Not a cancellation point.
-    pub fn look(&self, record: &mut [u8]) -> Option<isize> {
-        look(&mut *self.wait.try_lock().ok()?, LOOK_MAX, self.pipe(), record)
+    pub fn look(&self, record: &mut [u8]) -> Option<Look> {
+        if self.is_joint {
+            return self.look_at_all(record);
+        }
+        let count = look(&mut *self.wait.try_lock().ok()?, LOOK_MAX, self.descriptor(), record)?;
+        Some(Look { count, source: 0 })
+    }
+
+    fn look_at_all(&self, record: &mut [u8]) -> Option<Look> {
+        let pipes = lock(&self.pipes).clone();
+        let begin = self.turn.fetch_add(1, Ordering::Relaxed) % pipes.len();
+        let mut scan = || {
+            (begin..pipes.len()).chain(0..begin).find_map(|source| {
+                let pipe = pipes.get(source).filter(|pipe| pipe.is_open())?;
+                Some(Look { count: pipe.receive(record).filter(|count| *count >= 0)?, source })
+            })
+        };
+        // Once in any case: a descriptor that is readable is not waited for.
+        let found = scan().or_else(|| self.wait.try_lock().ok()?.look(LOOK_MAX, scan));
+        // SAFETY: a number. Of a closed descriptor it is -1, all bits.
+        let waits = unsafe { libc::fcntl(self.descriptor(), libc::F_GETFL) } & libc::O_NONBLOCK == 0;
+        found.or_else(|| {
+            (!waits).then(|| {
+                set_errno(libc::EAGAIN);
+                Look { count: -1, source: 0 }
+            })
+        })
     }
 
     /// After a `read` that waited. The error of one that failed stays.
@@ -231,18 +317,19 @@ impl EventChannel {
     }
 
     /// Result of a `read` of a record.
-    pub fn taken(&self, count: isize, record: &[u8]) -> Outcome<Taken> {
-        match usize::try_from(count) {
+    pub fn taken(&self, found: Look, record: &[u8]) -> Outcome<Taken> {
+        match usize::try_from(found.count) {
             Err(_) => Err(last_errno()),
-            Ok(0) => Ok(Taken::End),
-            Ok(count) => Ok(self.in_order(decode(record.get(..count).unwrap_or_default()).ok())),
+            Ok(0) => Ok(Taken::End(self.pipe(found.source))),
+            Ok(count) => Ok(self.in_order(decode(record.get(..count).unwrap_or_default()).ok(), found.source)),
         }
     }
 
-    fn in_order(&self, record: Option<CmEvent>) -> Taken {
+    fn in_order(&self, record: Option<CmEvent>, source: usize) -> Taken {
         // Bytes that are no record at all stand for nothing.
         let Some(record) = record else { return Taken::Nothing };
-        let event = (record.cookie != KEY_NONE).then_some(QueuedEvent::Record(record));
+        let is_event = record.cookie != KEY_NONE;
+        let event = is_event.then(|| QueuedEvent::Record(record, self.pipe(source).device.clone()));
         lock(&self.backlog).take(event)
     }
 
@@ -254,12 +341,16 @@ impl EventChannel {
     pub fn extract(&self, is_wanted: impl Fn(u64) -> bool) -> Vec<QueuedEvent> {
         let (mut found, mut markers) = (Vec::new(), 0);
         let mut record = [0_u8; CM_EVENT_BYTES_MAX];
-        for _ in 0..DRAIN_COUNT_MAX {
-            let Some(count) = read_without_waiting(self.pipe.load(Ordering::Acquire), &mut record) else { break };
-            match decode::<CmEvent>(record.get(..count).unwrap_or_default()) {
-                Ok(event) if event.cookie != KEY_NONE => found.push(QueuedEvent::Record(event)),
-                Ok(_) => markers += 1,
-                Err(_) => {}
+        for pipe in lock(&self.pipes).clone() {
+            for _ in 0..DRAIN_COUNT_MAX {
+                let Some(count) = read_without_waiting(pipe.descriptor(), &mut record) else { break };
+                match decode::<CmEvent>(record.get(..count).unwrap_or_default()) {
+                    Ok(event) if event.cookie != KEY_NONE => {
+                        found.push(QueuedEvent::Record(event, pipe.device.clone()));
+                    }
+                    Ok(_) => markers += 1,
+                    Err(_) => {}
+                }
             }
         }
         let (wanted, marks) = lock(&self.backlog).extract(found, markers, is_wanted);
@@ -278,24 +369,25 @@ impl EventChannel {
     /// Drops an event of an object that is gone. A request that nobody will answer is given back to
     /// the router.
     pub fn dismiss(&self, event: QueuedEvent) {
-        if let QueuedEvent::Record(CmEvent { body: CmEventBody::Request { id, .. }, .. }) = event {
-            // SAFETY: the channel's device is there.
-            unsafe { destroy_id(self.context(), id) };
+        if let QueuedEvent::Record(CmEvent { body: CmEventBody::Request { id, .. }, .. }, device) = event {
+            // SAFETY: the device is there.
+            unsafe { destroy_id(device.context(), id) };
         }
     }
 
-    /// Puts this many markers into the pipe.
+    /// Puts this many markers into a pipe.
     fn mark(&self, count: usize) {
         let nothing =
             CmEvent { cookie: KEY_NONE, kind: CmEventKind::AddressChange, status: 0, body: CmEventBody::Nothing };
         let marker = encode(&nothing);
+        let pipe = self.pipe_by_default();
         let mut left = count;
         while left > 0 {
             let batch = left.min(REPOST_COUNT_MAX);
-            let request = CmRequest::Repost { channel: self.handle, records: vec![marker.clone(); batch] };
+            let request = CmRequest::Repost { channel: pipe.handle, records: vec![marker.clone(); batch] };
             // SAFETY: the device is there. If the router is gone, its end is what the program
             // reads.
-            let _ = unsafe { command(self.context(), request) };
+            let _ = unsafe { command(pipe.device.context(), request) };
             left -= batch;
         }
     }
@@ -303,7 +395,7 @@ impl EventChannel {
     /// Closes it. Identifiers that are on it go, as the kernel does it when the last descriptor is
     /// closed.
     pub fn close(&self) {
-        if self.pipe() >= 0 && self.born.is_here() {
+        if self.descriptor() >= 0 && self.born.is_here() {
             gone_with_channel(self);
         }
         self.close_empty();
@@ -311,16 +403,16 @@ impl EventChannel {
 
     /// Closes one that no identifier is on, without looking at all of the process'.
     pub fn close_empty(&self) {
-        let pipe = self.pipe.swap(-1, Ordering::AcqRel);
-        if pipe < 0 {
+        let descriptor = self.descriptor.swap(-1, Ordering::AcqRel);
+        if descriptor < 0 {
             return;
         }
-        if self.born.is_here() {
-            // SAFETY: the device is there.
-            let _ = unsafe { command(self.context(), CmRequest::DestroyChannel { channel: self.handle }) };
+        if self.is_joint {
+            // SAFETY: it is this channel's alone.
+            unsafe { libc::close(descriptor) };
         }
-        // SAFETY: it is this channel's alone.
-        unsafe { libc::close(pipe) };
+        // Of one pipe the descriptor is the program's.
+        lock(&self.pipes).iter().for_each(|pipe| pipe.close(self.born.is_here()));
     }
 }
 
@@ -330,10 +422,25 @@ impl Drop for EventChannel {
     }
 }
 
-fn into_raw(pipe: OwnedFd) -> RawFd {
-    let raw = pipe.as_raw_fd();
-    std::mem::forget(pipe);
-    raw
+fn new_epoll(first: &Pipe) -> Outcome<RawFd> {
+    // SAFETY: a number.
+    let descriptor = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+    if descriptor < 0 {
+        return Err(last_errno());
+    }
+    add_to_epoll(descriptor, first).map(|()| descriptor).inspect_err(|_| {
+        // SAFETY: made above.
+        unsafe { libc::close(descriptor) };
+    })
+}
+
+fn add_to_epoll(descriptor: RawFd, pipe: &Pipe) -> Outcome<()> {
+    let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
+    // SAFETY: descriptors and a local.
+    match unsafe { libc::epoll_ctl(descriptor, libc::EPOLL_CTL_ADD, pipe.descriptor(), &raw mut event) } {
+        0 => Ok(()),
+        _ => Err(last_errno()),
+    }
 }
 
 /// See [`EventChannel::look`].

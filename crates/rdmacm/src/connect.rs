@@ -86,14 +86,14 @@ fn is_ready(id: &Id) -> bool {
 fn connect(id: &Id, parameters: ConnectionParameters) -> Outcome<()> {
     match connected_qp(id) {
         // SAFETY: the QP of an identifier exists.
-        Some(qp) => unsafe { step(id, qp, CmStep::Connect { id: id.handle, parameters }) },
+        Some(qp) => unsafe { step(id, qp, CmStep::Connect { id: id.handle(), parameters }) },
         // SAFETY: the identifier's device is there.
-        None => unsafe { command(id.context()?, CmRequest::Connect { id: id.handle, parameters }) },
+        None => unsafe { command(id.context()?, CmRequest::Connect { id: id.handle(), parameters }) },
     }
 }
 
 fn accept(id: &Id, parameters: ConnectionParameters) -> Outcome<()> {
-    let (id, cookie, of) = (id.handle, id.key, id);
+    let (id, cookie, of) = (id.handle(), id.key, id);
     match connected_qp(of) {
         // SAFETY: the QP of an identifier exists.
         Some(qp) => unsafe { step(of, qp, CmStep::Accept { id, cookie, parameters }) },
@@ -180,7 +180,7 @@ unsafe fn reject(id: *mut rdma_cm_id, data: *const c_void, bytes: u8, ece: bool)
         // SAFETY: this function's contract.
         unsafe {
             let id = Id::from_c(id)?;
-            let request = CmRequest::Reject { id: id.handle, private_data: bytes_of(data, bytes), ece };
+            let request = CmRequest::Reject { id: id.handle(), private_data: bytes_of(data, bytes), ece };
             command(id.context()?, request)
         }
     })
@@ -235,7 +235,7 @@ pub unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: c_int) -> c_int
             return Err(libc::EINVAL);
         }
         // SAFETY: the identifier's device is there.
-        unsafe { command(id.context()?, CmRequest::Notify { id: id.handle }) }
+        unsafe { command(id.context()?, CmRequest::Notify { id: id.handle() }) }
     })
 }
 
@@ -251,9 +251,9 @@ pub unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
         id.device()?;
         match qp_of(id) {
             // SAFETY: the QP of an identifier exists.
-            Some(qp) => unsafe { step(id, qp, CmStep::Disconnect { id: id.handle })? },
+            Some(qp) => unsafe { step(id, qp, CmStep::Disconnect { id: id.handle() })? },
             // SAFETY: the identifier's device is there.
-            None => unsafe { command(id.context()?, CmRequest::Disconnect { id: id.handle })? },
+            None => unsafe { command(id.context()?, CmRequest::Disconnect { id: id.handle() })? },
         }
         complete(id)
     })

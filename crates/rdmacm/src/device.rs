@@ -1,11 +1,12 @@
-//! The one device of a process, opened once and shared by all its identifiers.
+//! A device of a process, opened once and shared by all its identifiers.
 use crate::born::{Born, lock};
 use crate::boundary::{Outcome, checked};
 use crate::verbs;
 use freeflow_abi::{
-    IBV_XRCD_INIT_ATTR_FD, IBV_XRCD_INIT_ATTR_OFLAGS, ibv_context, ibv_device_attr, ibv_pd, ibv_xrcd,
+    IBV_XRCD_INIT_ATTR_FD, IBV_XRCD_INIT_ATTR_OFLAGS, ibv_context, ibv_device_attr, ibv_gid, ibv_pd, ibv_xrcd,
     ibv_xrcd_init_attr,
 };
+use freeflow_verbs::Gid;
 use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::{Arc, Mutex};
@@ -32,7 +33,7 @@ unsafe impl Sync for Device {}
 impl Device {
     /// Opens a device of libibverbs' list.
     pub fn open(device: *mut freeflow_abi::ibv_device) -> Outcome<Arc<Self>> {
-        // SAFETY: a device of the list that is open in `Process::device`.
+        // SAFETY: a device of the list that is open in `Process::devices`.
         let context = unsafe { verbs::ibv_open_device(device) };
         if context.is_null() {
             return Err(libc::ENODEV);
@@ -64,6 +65,17 @@ impl Device {
 
     pub fn pd(&self) -> *mut ibv_pd {
         self.pd
+    }
+
+    /// Whether the vNIC has this address.
+    pub fn has(&self, address: Gid) -> bool {
+        let gid = |index| {
+            let mut gid = ibv_gid { raw: [0; 16] };
+            // SAFETY: open; a local.
+            let outcome = unsafe { verbs::ibv_query_gid(self.context, 1, index, &raw mut gid) };
+            (outcome == 0).then_some(Gid(gid.raw))
+        };
+        (0..).map_while(gid).any(|own| own == address && !own.is_zero())
     }
 
     /// The process' nameless XRC domain, shared by all its identifiers.

@@ -5,27 +5,31 @@ use crate::process::Process;
 use freeflow_abi::ibv_context;
 use std::ffi::c_int;
 
-/// `rdma_get_devices(3)`: the process' context, and NULL. ENODEV without a router.
+/// `rdma_get_devices(3)`: the process' contexts, and NULL. ENODEV without a router.
 ///
 /// # Safety
 /// `count` is null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_get_devices(count: *mut c_int) -> *mut *mut ibv_context {
+    let mut found = 0;
     let list = pointer(|| {
-        let device = Process::device()?;
-        // SAFETY: the size of two pointers.
-        let list = unsafe { libc::calloc(2, size_of::<*mut ibv_context>()) }.cast::<*mut ibv_context>();
+        let devices = Process::devices()?;
+        // SAFETY: sizes.
+        let list = unsafe { libc::calloc(devices.len() + 1, size_of::<*mut ibv_context>()) }.cast::<*mut ibv_context>();
         if list.is_null() {
             return Err(last_errno());
         }
-        // SAFETY: within what was allocated.
-        unsafe { *list = device.context() };
-        lock(&Process::current().lists).insert(list.addr(), device);
+        for (at, device) in devices.iter().enumerate() {
+            // SAFETY: within what was allocated.
+            unsafe { *list.add(at) = device.context() };
+        }
+        found = devices.len() as c_int;
+        lock(&Process::current().lists).insert(list.addr(), devices);
         Ok(list)
     });
     if !count.is_null() {
         // SAFETY: the C contract.
-        unsafe { *count = c_int::from(!list.is_null()) };
+        unsafe { *count = if list.is_null() { 0 } else { found } };
     }
     list
 }
@@ -37,8 +41,8 @@ pub unsafe extern "C" fn rdma_get_devices(count: *mut c_int) -> *mut *mut ibv_co
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_free_devices(list: *mut *mut ibv_context) {
     quiet(|| {
-        let device = lock(&Process::current().lists).remove(&list.addr());
-        drop(device);
+        let devices = lock(&Process::current().lists).remove(&list.addr());
+        drop(devices);
         // SAFETY: the C contract; from calloc.
         unsafe { libc::free(list.cast()) };
     });

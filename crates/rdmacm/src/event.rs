@@ -1,9 +1,10 @@
 //! Events: from the router's records to what programs get, and what the library does on the way.
 use crate::boundary::{Outcome, guarded, last_errno, set_errno, status};
-use crate::channel::{EventChannel, QueuedEvent, Taken};
+use crate::channel::{EventChannel, Look, QueuedEvent, Taken};
+use crate::device::Device;
 use crate::ece::answered;
 use crate::event_kinds::to_c;
-use crate::id::{AddrInfoState, Id, found, next_without_removal_event};
+use crate::id::{AddrInfoState, Home, Id, found, next_without_removal_event};
 use crate::lifecycle::destroy;
 use crate::membership::Membership;
 use crate::migrate::{become_synchronous, bring_along};
@@ -13,7 +14,6 @@ use crate::route::{note_path, note_route};
 use crate::verbs::freeflow_note_connected;
 use freeflow_abi::*;
 use freeflow_protocol::cm::{CM_EVENT_BYTES_MAX, CmEvent, CmEventBody, CmEventKind, CmRoute, ConnectionParameters};
-use freeflow_protocol::library::Handle;
 use freeflow_verbs::AddressHandleAttributes;
 use std::ffi::{c_int, c_void};
 use std::mem;
@@ -120,7 +120,7 @@ fn process(channel: &Arc<EventChannel>, event: QueuedEvent) -> Processed {
             own.c.param.arg = argument;
             Processed::Event(own)
         }
-        QueuedEvent::Record(record) => match process_record(&id, membership.clone(), &record) {
+        QueuedEvent::Record(record, device) => match process_record(&id, membership.clone(), &record, &device) {
             Ok(processed) => processed,
             Err(()) => Processed::Dropped,
         },
@@ -131,7 +131,12 @@ fn process(channel: &Arc<EventChannel>, event: QueuedEvent) -> Processed {
     processed
 }
 
-fn process_record(id: &Arc<Id>, membership: Option<Arc<Membership>>, record: &CmEvent) -> Result<Processed, ()> {
+fn process_record(
+    id: &Arc<Id>,
+    membership: Option<Arc<Membership>>,
+    record: &CmEvent,
+    device: &Arc<Device>,
+) -> Result<Processed, ()> {
     let connect_failed = id.state().connect_failed;
     if connect_failed && matches!(record.kind, CmEventKind::Rejected | CmEventKind::Disconnected) {
         return Err(());
@@ -147,7 +152,8 @@ fn process_record(id: &Arc<Id>, membership: Option<Arc<Membership>>, record: &Cm
             }
         }
         (CmEventKind::ConnectRequest, CmEventBody::Request { id: handle, route, parameters, .. }) => {
-            let request = requested(id, *handle, route, parameters).map_err(|_| ())?;
+            let home = Home { device: device.clone(), handle: *handle };
+            let request = requested(id, home, route, parameters).map_err(|_| ())?;
             (event.c.id, event.c.listen_id) = (request.as_c(), id.as_c());
         }
         (CmEventKind::ConnectRequest, _) => return Err(()),
@@ -202,12 +208,7 @@ fn connected(id: &Id, said: &ConnectionParameters) {
 
 /// A request makes a new identifier, on the listener's channel, or on one of its own if the
 /// listener is synchronous.
-fn requested(
-    listener: &Arc<Id>,
-    handle: Handle,
-    route: &CmRoute,
-    parameters: &ConnectionParameters,
-) -> Outcome<Arc<Id>> {
+fn requested(listener: &Arc<Id>, home: Home, route: &CmRoute, parameters: &ConnectionParameters) -> Outcome<Arc<Id>> {
     let (channel, is_synchronous) = {
         let state = listener.state();
         (state.channel.clone(), state.is_synchronous)
@@ -217,7 +218,7 @@ fn requested(
         let c = listener.as_c();
         (((*c).ps, (*c).qp_type), (*c).context)
     };
-    let id = Id::insert(&channel, Process::current().new_key(), handle, kind, context);
+    let id = Id::insert(&channel, Process::current().new_key(), home, kind, context);
     {
         let mut state = id.state();
         state.initiator_depth = parameters.initiator_depth;
@@ -242,10 +243,11 @@ fn event_of(channel: &Arc<EventChannel>, taken: Taken) -> Outcome<*mut rdma_cm_e
             Processed::Event(event) => Ok(into_c(event)),
             Processed::Dropped => Ok(ptr::null_mut()),
         },
-        Taken::End => {
-            let id = next_without_removal_event(channel).ok_or(libc::EIO)?;
-            Ok(into_c(Event::new(&id, None, RDMA_CM_EVENT_DEVICE_REMOVAL, 0)))
-        }
+        Taken::End(pipe) => match next_without_removal_event(channel, &pipe.device) {
+            Some(id) => Ok(into_c(Event::new(&id, None, RDMA_CM_EVENT_DEVICE_REMOVAL, 0))),
+            None if channel.drop_pipe(&pipe) => Ok(ptr::null_mut()),
+            None => Err(libc::EIO),
+        },
     }
 }
 
@@ -271,13 +273,15 @@ fn into_c(event: Box<Event>) -> *mut rdma_cm_event {
 // Cancellation points, which unwind the thread: declared so that this is allowed.
 unsafe extern "C-unwind" {
     fn read(descriptor: c_int, buffer: *mut c_void, bytes: usize) -> isize;
+    fn poll(descriptors: *mut libc::pollfd, count: libc::nfds_t, timeout_ms: c_int) -> c_int;
     fn pthread_testcancel();
     fn pause() -> c_int;
 }
 
 /// A reader's next step.
 enum ReadStep {
-    Read(c_int),
+    /// Of the descriptor of a channel, which is a joint one or not.
+    Read(c_int, bool),
     /// Another thread closed the channel under this one: nothing will ever come.
     Never,
     Done(c_int),
@@ -310,15 +314,25 @@ pub unsafe extern "C-unwind" fn rdma_get_cm_event(
                 set_errno(libc::EINTR);
                 return -1;
             }
-            ReadStep::Read(pipe) => {
+            ReadStep::Read(descriptor, is_joint) => {
                 // SAFETY: the buffer is that long; `begin` holds a reference to the channel.
                 step = unsafe {
                     pthread_testcancel();
-                    let (count, has_waited) = match look(channel, &mut record) {
-                        Some(count) => (count, false),
-                        None => (read(pipe, record.as_mut_ptr().cast(), record.len()), true),
+                    let (found, has_waited) = match look(channel, &mut record) {
+                        Some(found) => (found, false),
+                        None if is_joint => {
+                            let mut one = libc::pollfd { fd: descriptor, events: libc::POLLIN, revents: 0 };
+                            if poll(&raw mut one, 1, -1) >= 0 {
+                                continue;
+                            }
+                            (Look { count: -1, source: 0 }, true)
+                        }
+                        None => {
+                            let count = read(descriptor, record.as_mut_ptr().cast(), record.len());
+                            (Look { count, source: 0 }, true)
+                        }
                     };
-                    proceed(channel, event, (count, has_waited), &record)
+                    proceed(channel, event, (found, has_waited), &record)
                 };
             }
         }
@@ -337,18 +351,18 @@ unsafe fn begin(channel: *mut rdma_event_channel, event: *mut *mut rdma_cm_event
         // SAFETY: this function's contract.
         let channel = unsafe { EventChannel::share(channel)? };
         channel.born.check()?;
-        let pipe = channel.pipe();
+        let (descriptor, is_joint) = (channel.descriptor(), channel.is_joint());
         let _ = Arc::into_raw(channel);
-        Ok(pipe)
+        Ok(ReadStep::Read(descriptor, is_joint))
     });
-    begun.map_or_else(refuse, ReadStep::Read)
+    begun.unwrap_or_else(refuse)
 }
 
 /// [`EventChannel::look`] at a channel of C's, to which there is a reference.
 ///
 /// # Safety
 /// As for [`begin`], which was called before.
-unsafe fn look(channel: *mut rdma_event_channel, record: &mut [u8]) -> Option<isize> {
+unsafe fn look(channel: *mut rdma_event_channel, record: &mut [u8]) -> Option<Look> {
     let looked = guarded(|| {
         // SAFETY: `begin` left a reference.
         let channel = unsafe { &*channel.cast_const().cast::<EventChannel>() };
@@ -369,10 +383,10 @@ fn refuse(number: c_int) -> ReadStep {
 unsafe fn proceed(
     channel: *mut rdma_event_channel,
     event: *mut *mut rdma_cm_event,
-    (count, has_waited): (isize, bool),
+    (found, has_waited): (Look, bool),
     record: &[u8],
 ) -> ReadStep {
-    let failure = (count < 0).then(last_errno);
+    let failure = (found.count < 0).then(last_errno);
     let step = guarded(|| {
         // SAFETY: `begin` left a reference, which is taken over here and left again if there is
         // more to read.
@@ -380,22 +394,22 @@ unsafe fn proceed(
         if has_waited {
             channel.note_read();
         }
-        let is_closed = channel.pipe() < 0;
-        if is_closed && count <= 0 {
+        let is_closed = channel.descriptor() < 0;
+        if is_closed && found.count <= 0 {
             return Ok(ReadStep::Never);
         }
         if let Some(number) = failure {
             return Err(number);
         }
-        let found = event_of(&channel, channel.taken(count, record)?)?;
-        if !found.is_null() {
+        let made = event_of(&channel, channel.taken(found, record)?)?;
+        if !made.is_null() {
             // SAFETY: this function's contract.
-            unsafe { *event = found };
+            unsafe { *event = made };
             return Ok(ReadStep::Done(0));
         }
-        let pipe = channel.pipe();
+        let (descriptor, is_joint) = (channel.descriptor(), channel.is_joint());
         let _ = Arc::into_raw(channel);
-        Ok(ReadStep::Read(pipe))
+        Ok(ReadStep::Read(descriptor, is_joint))
     });
     step.unwrap_or_else(refuse)
 }

@@ -8,7 +8,7 @@ use crate::device::Device;
 use crate::membership::Membership;
 use crate::process::Process;
 use freeflow_abi::{IBV_QPT_UD, ibv_qp_init_attr, rdma_addrinfo, rdma_cm_id};
-use freeflow_protocol::cm::Ece;
+use freeflow_protocol::cm::{CmAddress, CmOption, Ece};
 use freeflow_protocol::library::Handle;
 use std::cell::UnsafeCell;
 use std::ffi::{c_uint, c_void};
@@ -22,7 +22,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 pub(crate) struct Id {
     c: UnsafeCell<rdma_cm_id>,
     pub key: u64,
-    pub handle: Handle,
+    home: Mutex<Home>,
     pub born: Born,
     state: Mutex<State>,
     acknowledged: Condvar,
@@ -34,9 +34,22 @@ unsafe impl Send for Id {}
 // SAFETY: the same.
 unsafe impl Sync for Id {}
 
+/// Where the router has an identifier.
+#[derive(Clone)]
+pub(crate) struct Home {
+    pub device: Arc<Device>,
+    pub handle: Handle,
+}
+
 /// The fields that change.
 pub(crate) struct State {
     pub channel: Arc<EventChannel>,
+    /// Of a listener at a wildcard address: those at the other vNICs of the container.
+    pub others: Vec<Home>,
+    /// Options that were set.
+    pub options: Vec<CmOption>,
+    /// The address that it was bound to by name.
+    pub bound: Option<CmAddress>,
     /// It has its channel for itself, and calls wait for their events.
     pub is_synchronous: bool,
     /// Events that the program got, and gave back.
@@ -95,7 +108,7 @@ impl Id {
     pub fn insert(
         channel: &Arc<EventChannel>,
         key: u64,
-        handle: Handle,
+        home: Home,
         kind: (c_uint, c_uint),
         context: *mut c_void,
     ) -> Arc<Self> {
@@ -106,6 +119,9 @@ impl Id {
         c.context = context;
         let state = State {
             channel: channel.clone(),
+            others: Vec::new(),
+            options: Vec::new(),
+            bound: None,
             is_synchronous: false,
             delivered: 0,
             completed: 0,
@@ -127,7 +143,7 @@ impl Id {
         let id = Arc::new(Self {
             c: UnsafeCell::new(c),
             key,
-            handle,
+            home: Mutex::new(home),
             born: Born::here(),
             state: Mutex::new(state),
             acknowledged: Condvar::new(),
@@ -158,8 +174,26 @@ impl Id {
 
     /// Asks the router on its behalf. EIO once it is gone.
     pub fn context(&self) -> Outcome<*mut freeflow_abi::ibv_context> {
-        let state = self.state();
-        if state.is_gone { Err(libc::EIO) } else { Ok(state.channel.context()) }
+        let is_gone = self.state().is_gone;
+        if is_gone { Err(libc::EIO) } else { Ok(self.home().device.context()) }
+    }
+
+    pub fn home(&self) -> Home {
+        lock(&self.home).clone()
+    }
+
+    pub fn handle(&self) -> Handle {
+        lock(&self.home).handle
+    }
+
+    pub fn set_home(&self, home: Home) -> Home {
+        mem::replace(&mut *lock(&self.home), home)
+    }
+
+    /// All places where the router has it.
+    pub fn homes(&self) -> Vec<Home> {
+        let others = self.state().others.clone();
+        std::iter::once(self.home()).chain(others).collect()
     }
 
     pub fn is_datagram(&self) -> bool {
@@ -173,7 +207,7 @@ impl Id {
         if state.device.is_some() {
             return;
         }
-        let device = state.channel.device().clone();
+        let device = self.home().device;
         let c = self.as_c();
         // SAFETY: the pointer is the identifier's own.
         unsafe {
@@ -249,17 +283,18 @@ pub(crate) fn gone_with_channel(channel: &EventChannel) {
     let ids: Vec<Arc<Id>> = Process::current().table().ids.values().filter(|id| is_on(id, channel)).cloned().collect();
     for id in ids {
         let was_gone = mem::replace(&mut id.state().is_gone, true);
-        if !was_gone {
-            // SAFETY: the channel's device is there.
-            unsafe { destroy_id(channel.context(), id.handle) };
+        for home in id.homes().into_iter().filter(|_| !was_gone) {
+            // SAFETY: the device is there.
+            unsafe { destroy_id(home.device.context(), home.handle) };
         }
     }
 }
 
-/// The next identifier of a channel that was not notified of the end of the router.
-pub(crate) fn next_without_removal_event(channel: &EventChannel) -> Option<Arc<Id>> {
+/// The next identifier of a channel that was not notified of the end of its device.
+pub(crate) fn next_without_removal_event(channel: &EventChannel, device: &Arc<Device>) -> Option<Arc<Id>> {
     let table = Process::current().table();
-    let id = table.ids.values().find(|id| is_on(id, channel) && !id.state().removal_reported)?;
+    let is_there = |id: &Id| !channel.is_joint() || Arc::ptr_eq(&id.home().device, device);
+    let id = table.ids.values().find(|id| is_on(id, channel) && is_there(id) && !id.state().removal_reported)?;
     let mut state = id.state();
     state.removal_reported = true;
     state.delivered += 1;
@@ -271,7 +306,7 @@ pub(crate) fn next_without_removal_event(channel: &EventChannel) -> Option<Arc<I
 /// destroyed before it is acknowledged.
 pub(crate) fn found(event: &QueuedEvent) -> Option<(Arc<Id>, Option<Arc<Membership>>)> {
     let key = match event {
-        QueuedEvent::Record(event) => event.cookie,
+        QueuedEvent::Record(event, _) => event.cookie,
         QueuedEvent::Own { key, .. } => *key,
     };
     let table = Process::current().table();
@@ -279,7 +314,7 @@ pub(crate) fn found(event: &QueuedEvent) -> Option<(Arc<Id>, Option<Arc<Membersh
     let id = table.ids.get(membership.as_ref().map_or(&key, |membership| &membership.id_key)).cloned()?;
     let mut state = id.state();
     state.delivered += 1;
-    state.read += u32::from(matches!(event, QueuedEvent::Record(_)));
+    state.read += u32::from(matches!(event, QueuedEvent::Record(..)));
     if let Some(membership) = &membership {
         membership.count_delivered();
     }

@@ -62,6 +62,8 @@ mod membership;
 mod migrate;
 mod multicast;
 mod options;
+mod pipe;
+mod placing;
 mod privilege;
 mod process;
 mod qp;

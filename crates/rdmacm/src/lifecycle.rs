@@ -2,13 +2,15 @@
 use crate::boundary::{Outcome, status};
 use crate::call::{call, destroy_id};
 use crate::channel::EventChannel;
-use crate::id::{Id, shared};
+use crate::id::{Home, Id, shared};
+use crate::pipe::Pipe;
 use crate::process::Process;
 use freeflow_abi::{
     IBV_QPT_RC, IBV_QPT_UD, RDMA_PS_IB, RDMA_PS_IPOIB, RDMA_PS_TCP, RDMA_PS_UDP, qp_type_from_c, rdma_cm_id,
     rdma_event_channel,
 };
 use freeflow_protocol::cm::{CmReply, CmRequest, PortSpace};
+use freeflow_verbs::QpType;
 use std::ffi::{c_int, c_uint, c_void};
 use std::mem;
 use std::sync::Arc;
@@ -21,6 +23,16 @@ pub(crate) fn port_space(ps: c_uint) -> Outcome<PortSpace> {
         RDMA_PS_UDP => Ok(PortSpace::Udp),
         RDMA_PS_IB => Ok(PortSpace::Ib),
         _ => Err(libc::EINVAL),
+    }
+}
+
+/// Has the router of a pipe make an identifier.
+pub(crate) fn create_at(pipe: &Pipe, port_space: PortSpace, qp_type: QpType, key: u64) -> Outcome<Home> {
+    let request = CmRequest::CreateId { channel: pipe.handle, port_space, qp_type, cookie: key };
+    // SAFETY: the pipe's device is there.
+    match unsafe { call(pipe.device.context(), request)? } {
+        (Some(CmReply::Id { id: handle }), _) => Ok(Home { device: pipe.device.clone(), handle }),
+        _ => Err(libc::EIO),
     }
 }
 
@@ -45,12 +57,8 @@ pub(crate) unsafe fn create(
     };
     channel.born.check()?;
     let key = Process::current().new_key();
-    let request = CmRequest::CreateId { channel: channel.handle(), port_space, qp_type: qp_type_known, cookie: key };
-    // SAFETY: the channel's device is there.
-    let (Some(CmReply::Id { id: handle }), _) = (unsafe { call(channel.context(), request)? }) else {
-        return Err(libc::EIO);
-    };
-    let id = Id::insert(&channel, key, handle, (ps, qp_type), context);
+    let home = create_at(&channel.pipe_by_default(), port_space, qp_type_known, key)?;
+    let id = Id::insert(&channel, key, home, (ps, qp_type), context);
     id.state().is_synchronous = is_synchronous;
     Ok(id)
 }
@@ -83,12 +91,10 @@ pub(crate) fn destroy(id: &Id) -> Outcome<()> {
         let state = id.state();
         (state.channel.clone(), state.is_gone)
     };
-    let event_count = if is_gone {
-        0
-    } else {
-        // SAFETY: the channel's device is there.
-        unsafe { destroy_id(channel.context(), id.handle) }
-    };
+    let homes = if is_gone { Vec::new() } else { id.homes() };
+    // SAFETY: the device is there.
+    let destroyed = homes.iter().map(|home| unsafe { destroy_id(home.device.context(), home.handle) });
+    let event_count: u32 = destroyed.sum();
     let (kept, memberships) = {
         let mut table = Process::current().table();
         let mut state = id.state();

@@ -2,7 +2,7 @@
 use crate::boundary::{Outcome, status};
 use crate::call::command;
 use crate::channel::{EventChannel, QueuedEvent};
-use crate::id::{Id, shared};
+use crate::id::{Home, Id, shared};
 use freeflow_abi::{rdma_cm_id, rdma_event_channel};
 use freeflow_protocol::cm::{CmEvent, CmEventBody, CmRequest};
 use std::ffi::c_int;
@@ -13,9 +13,10 @@ use std::sync::Arc;
 /// are brought along. So are requests that the program has not read; those that it has read stay
 /// where it read them, as with the kernel's.
 fn move_to(id: &Id, channel: &Arc<EventChannel>) -> Outcome<Arc<EventChannel>> {
-    let request = CmRequest::MigrateId { id: id.handle, channel: channel.handle() };
-    // SAFETY: the identifier's device is there.
-    unsafe { command(id.context()?, request)? };
+    id.context()?;
+    for home in id.homes() {
+        migrate(&home, channel)?;
+    }
     let (old, memberships) = {
         let mut state = id.state();
         let memberships: Vec<u64> = state.memberships.iter().map(|membership| membership.key).collect();
@@ -35,20 +36,25 @@ fn move_to(id: &Id, channel: &Arc<EventChannel>) -> Outcome<Arc<EventChannel>> {
 /// The identifier that an event asks to be made goes to another channel. One that is gone by now
 /// goes nowhere.
 pub(crate) fn bring_along(listener: &Id, event: &QueuedEvent, channel: &EventChannel) {
-    if let QueuedEvent::Record(CmEvent { body: CmEventBody::Request { id, .. }, .. }) = event
-        && let Ok(context) = listener.context()
+    if let QueuedEvent::Record(CmEvent { body: CmEventBody::Request { id, .. }, .. }, device) = event
+        && listener.context().is_ok()
     {
-        // SAFETY: the listener's device is there.
-        let _ = unsafe { command(context, CmRequest::MigrateId { id: *id, channel: channel.handle() }) };
+        let _ = migrate(&Home { device: device.clone(), handle: *id }, channel);
     }
+}
+
+/// The router's part.
+fn migrate(home: &Home, channel: &EventChannel) -> Outcome<()> {
+    let request = CmRequest::MigrateId { id: home.handle, channel: channel.pipe_of(&home.device)?.handle };
+    // SAFETY: the device is there.
+    unsafe { command(home.device.context(), request) }
 }
 
 /// A fresh request of a synchronous listener gets a channel of its own; nothing waits for it yet.
 pub(crate) fn become_synchronous(id: &Id) -> Outcome<()> {
     let channel = EventChannel::create()?;
-    let request = CmRequest::MigrateId { id: id.handle, channel: channel.handle() };
-    // SAFETY: the identifier's device is there.
-    unsafe { command(id.context()?, request)? };
+    id.context()?;
+    migrate(&id.home(), &channel)?;
     // SAFETY: the pointer is the identifier's own.
     unsafe { (*id.as_c()).channel = channel.as_c() };
     let old = {

@@ -51,7 +51,7 @@ unsafe fn join(id: *mut rdma_cm_id, address: *const sockaddr, flags: u32, contex
     // Before the router is asked: its event may be there before its answer is.
     Process::current().table().memberships.insert(membership.key, membership.clone());
     id.state().memberships.insert(0, membership.clone());
-    let request = CmRequest::JoinMulticast { id: id.handle, address: group, send_only, cookie: membership.key };
+    let request = CmRequest::JoinMulticast { id: id.handle(), address: group, send_only, cookie: membership.key };
     // SAFETY: the identifier's device is there.
     if let Err(error) = id.context().and_then(|context| unsafe { command(context, request) }) {
         forget(id, &membership);
@@ -119,7 +119,7 @@ pub unsafe extern "C" fn rdma_leave_multicast(id: *mut rdma_cm_id, address: *mut
         let membership = membership.ok_or(libc::EADDRNOTAVAIL)?;
         membership.detach(qp_of(&id));
         forget(&id, &membership);
-        let request = CmRequest::LeaveMulticast { id: id.handle, address: membership.address };
+        let request = CmRequest::LeaveMulticast { id: id.handle(), address: membership.address };
         // SAFETY: the identifier's device is there.
         let outcome = id.context().and_then(|context| unsafe { command(context, request) });
         if membership.delivered.load(Ordering::SeqCst) == 0 {

@@ -8,6 +8,7 @@ use freeflow_abi::{
 };
 use freeflow_protocol::cm::{CmOption, CmRequest};
 use std::ffi::{c_int, c_void};
+use std::mem;
 
 /// EINVAL for a value of a wrong size, ENOSYS for an option that is none, as the kernel has it.
 /// EOPNOTSUPP for a path of the program's own: paths are the router's.
@@ -55,7 +56,11 @@ pub unsafe extern "C" fn rdma_set_option(
         unsafe {
             let id = Id::from_c(id)?;
             let option = option(level, name, value, bytes)?;
-            command(id.context()?, CmRequest::SetOption { id: id.handle, option })
+            command(id.context()?, CmRequest::SetOption { id: id.handle(), option })?;
+            let options = &mut id.state().options;
+            options.retain(|known| mem::discriminant(known) != mem::discriminant(&option));
+            options.push(option);
+            Ok(())
         }
     })
 }

@@ -1,4 +1,4 @@
-//! The objects of this process: its identifiers and memberships by key, and its device.
+//! The objects of this process: its identifiers and memberships by key, and its devices.
 //!
 //! A forked child has none of it: the connection, its identifiers and its pipes are the parent's.
 //! The child gets tables of its own when it first asks, so it never waits for a lock that a thread
@@ -26,9 +26,9 @@ pub(crate) struct Process {
     born: Born,
     next_key: AtomicU64,
     pub table: Mutex<ObjectTable>,
-    pub device: Mutex<Option<Arc<Device>>>,
-    /// Lists that `rdma_get_devices` gave out, by address: what keeps their device.
-    pub lists: Mutex<HashMap<usize, Arc<Device>>>,
+    pub devices: Mutex<Vec<Arc<Device>>>,
+    /// Lists that `rdma_get_devices` gave out, by address: what keeps their devices.
+    pub lists: Mutex<HashMap<usize, Vec<Arc<Device>>>>,
 }
 
 impl Process {
@@ -37,7 +37,7 @@ impl Process {
             born: Born::here(),
             next_key: AtomicU64::new(KEY_NONE + 1),
             table: Mutex::default(),
-            device: Mutex::default(),
+            devices: Mutex::default(),
             lists: Mutex::default(),
         }
     }
@@ -65,27 +65,35 @@ impl Process {
         }
     }
 
-    /// The device of the current router. ENODEV without one.
-    pub fn device() -> Outcome<Arc<Device>> {
-        let mut current = lock(&Self::current().device);
+    /// The devices of the current router, at least one. ENODEV without a router.
+    pub fn devices() -> Outcome<Vec<Arc<Device>>> {
+        let mut current = lock(&Self::current().devices);
         let mut count = 0;
         // SAFETY: a local.
         let list = unsafe { verbs::ibv_get_device_list(&raw mut count) };
         if list.is_null() {
             return Err(libc::ENODEV);
         }
-        // SAFETY: a list ends with a null pointer.
-        let newest = unsafe { *list };
-        let outcome = match &*current {
-            // SAFETY: the context is open. libibverbs names another device once the router is
-            // another one.
-            Some(device) if unsafe { (*device.context()).device } == newest => Ok(device.clone()),
-            _ if newest.is_null() => Err(libc::ENODEV),
-            _ => Device::open(newest).inspect(|device| *current = Some(device.clone())),
-        };
+        let count = usize::try_from(count).unwrap_or(0);
+        // SAFETY: a list has so many devices.
+        let newest = (0..count).map(|at| unsafe { *list.add(at) });
+        // SAFETY: the context is open. libibverbs names another device once the router is another
+        // one.
+        let is = |device: &&Arc<Device>, newest| unsafe { (*device.context()).device } == newest;
+        let devices: Outcome<Vec<Arc<Device>>> = newest
+            .map(|newest| match current.iter().find(|device| is(device, newest)) {
+                Some(device) => Ok(device.clone()),
+                None => Device::open(newest),
+            })
+            .collect();
         // SAFETY: from above, once.
         unsafe { verbs::ibv_free_device_list(list) };
-        outcome
+        let devices = devices?;
+        if devices.is_empty() {
+            return Err(libc::ENODEV);
+        }
+        current.clone_from(&devices);
+        Ok(devices)
     }
 
     /// A key that no other object of this process has, before or after.

@@ -148,7 +148,7 @@ unsafe fn create_extended(id: &Id, attr: *mut ibv_qp_init_attr_ex) -> Outcome<()
         }
         add_inline_room(&mut (*attr).cap);
         // It is in INIT then, or ready if it is for datagrams.
-        let made = id.context().and_then(|_| verbs::given(verbs::freeflow_create_qp((*c).verbs, attr, id.handle)));
+        let made = id.context().and_then(|_| verbs::given(verbs::freeflow_create_qp((*c).verbs, attr, id.handle())));
         let qp = made.inspect_err(|_| destroy_cqs(id))?.as_ptr();
         let begun = ece::begin(id, qp).and_then(|()| ece::settle(id, qp));
         if let Err(error) = begun {

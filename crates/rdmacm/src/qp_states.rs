@@ -12,7 +12,7 @@ use std::ffi::c_int;
 
 /// Attributes with which the QP is modified on its way to that state.
 pub(crate) fn attributes(id: &Id, state: QpState) -> Outcome<(ibv_qp_attr, c_int)> {
-    let request = CmRequest::InitQpAttributes { id: id.handle, state };
+    let request = CmRequest::InitQpAttributes { id: id.handle(), state };
     // SAFETY: the identifier's device is there.
     match unsafe { call(id.context()?, request)? } {
         (Some(CmReply::QpAttributes { attributes, mask }), _) => Ok((qp_attributes_to_c(&attributes), mask.0 as c_int)),
@@ -77,7 +77,7 @@ pub(crate) fn fail(id: &Id) -> Outcome<()> {
 /// Sends the active side's last message.
 pub(crate) fn establish(id: &Id) -> Outcome<()> {
     // SAFETY: the identifier's device is there.
-    unsafe { command(id.context()?, CmRequest::Establish { id: id.handle }) }
+    unsafe { command(id.context()?, CmRequest::Establish { id: id.handle() }) }
 }
 
 /// `rdma_init_qp_attr(3)`: for the state that stands in `attr`.

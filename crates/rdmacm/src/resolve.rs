@@ -4,10 +4,11 @@ use crate::boundary::{Outcome, status};
 use crate::call::{bound, command};
 use crate::endpoint::complete;
 use crate::id::Id;
+use crate::placing::{listen_at_others, place_at, place_towards};
 use crate::privilege::check_port;
 use crate::route::note_local;
 use freeflow_abi::{rdma_cm_id, rdma_socket_address};
-use freeflow_protocol::cm::CmRequest;
+use freeflow_protocol::cm::{CmAddress, CmRequest};
 use libc::sockaddr;
 use std::ffi::c_int;
 
@@ -24,10 +25,12 @@ pub(crate) unsafe fn bind(id: &Id, address: *const sockaddr) -> Outcome<()> {
     // SAFETY: this function's contract.
     let (wanted, shown) = unsafe { (from_c(address)?, copied(address)?) };
     check_port(wanted.port)?;
+    place_at(id, wanted.gid)?;
     // SAFETY: the identifier's device is there.
-    let local = unsafe { bound(id.context()?, CmRequest::Bind { id: id.handle, address: wanted })? };
+    let local = unsafe { bound(id.context()?, CmRequest::Bind { id: id.handle(), address: wanted })? };
     // SAFETY: the pointer is the identifier's own.
     unsafe { (*id.as_c()).route.addr.src = shown };
+    id.state().bound = Some(CmAddress { port: local.port, ..wanted });
     note_local(id, local);
     Ok(())
 }
@@ -57,8 +60,9 @@ pub(crate) unsafe fn resolve(
         (shown, if named { Some(from_c(source)?) } else { None }, from_c(destination)?, copied(destination)?)
     };
     check_port(from.map_or(0, |from| from.port))?;
+    place_towards(id, from.map(|from| from.gid), to.gid)?;
     let request =
-        CmRequest::ResolveAddress { id: id.handle, source: from, destination: to, timeout_ms: timeout(timeout_ms) };
+        CmRequest::ResolveAddress { id: id.handle(), source: from, destination: to, timeout_ms: timeout(timeout_ms) };
     // SAFETY: the identifier's device is there. The route is its own.
     unsafe {
         let local = bound(id.context()?, request)?;
@@ -97,7 +101,7 @@ pub unsafe extern "C" fn rdma_resolve_route(id: *mut rdma_cm_id, timeout_ms: c_i
         // SAFETY: the C contract.
         let id = unsafe { Id::from_c(id)? };
         id.device()?;
-        let request = CmRequest::ResolveRoute { id: id.handle, timeout_ms: timeout(timeout_ms) };
+        let request = CmRequest::ResolveRoute { id: id.handle(), timeout_ms: timeout(timeout_ms) };
         // SAFETY: the identifier's device is there.
         unsafe { command(id.context()?, request)? };
         complete(id)
@@ -113,11 +117,11 @@ pub unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_i
     status(|| {
         // SAFETY: the C contract.
         let id = unsafe { Id::from_c(id)? };
-        let request = CmRequest::Listen { id: id.handle, backlog: u32::try_from(backlog).unwrap_or(0) };
+        let backlog = u32::try_from(backlog).unwrap_or(0);
         // SAFETY: the identifier's device is there.
-        let local = unsafe { bound(id.context()?, request)? };
+        let local = unsafe { bound(id.context()?, CmRequest::Listen { id: id.handle(), backlog })? };
         note_local(id, local);
-        Ok(())
+        listen_at_others(id, local, backlog)
     })
 }
 

@@ -14,6 +14,7 @@ unsafe extern "C" {
     pub(crate) fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context;
     pub(crate) fn ibv_close_device(context: *mut ibv_context) -> c_int;
     pub(crate) fn ibv_query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int;
+    pub(crate) fn ibv_query_gid(context: *mut ibv_context, port: u8, index: c_int, gid: *mut ibv_gid) -> c_int;
     pub(crate) fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd;
     pub(crate) fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int;
     pub(crate) fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel;

@@ -1,6 +1,7 @@
 //! Whether this machine's container engines know CDI devices; and, in a container, whether it has a vNIC.
 
 use super::Check;
+use crate::container_owner::has_host_users;
 use freeflow_hostnet::cdi;
 use freeflow_hostnet::programs::find_in;
 use serde_json::Value;
@@ -27,7 +28,27 @@ pub fn installed() -> Vec<Check> {
     .filter_map(|(program, check, settings)| {
         Some(check(version_of(program)?, &std::fs::read_to_string(settings).unwrap_or_default()))
     })
+    .chain(version_of("podman").map(|version| podman(version, has_root())))
     .collect()
+}
+
+/// An engine that is started by this user works with the host's root.
+fn has_root() -> bool {
+    rustix::process::geteuid().is_root() && has_host_users()
+}
+
+fn podman(version: Version, has_root: bool) -> Check {
+    const NAME: &str = "podman";
+    let text = format!("podman {}.{}", version.0, version.1);
+    if !has_root {
+        let detail = format!("{text} is rootless for this user: a vNIC's interface and mounts need the host's root");
+        return Check::note(NAME, detail, format!("sudo podman run --device {}=default, see {PAGE}", cdi::KIND));
+    }
+    if version < (4, 1) {
+        let remedy = format!("podman 4.1 or newer, or --runtime freeflow-runtime, see {PAGE}");
+        return Check::note(NAME, format!("{text} knows no CDI devices"), remedy);
+    }
+    Check::ok(NAME, format!("{text}: podman run --device {}=default", cdi::KIND))
 }
 
 fn version_of(program: &str) -> Option<Version> {
@@ -82,7 +103,7 @@ pub fn inside() -> Option<Check> {
     if !MARKS.iter().any(|mark| Path::new(mark).exists()) {
         return None;
     }
-    let node = format!("/dev/{}", cdi::VERBS_DEVICE);
+    let node = format!("/dev/{}0", cdi::VERBS_DEVICE);
     Some(match (Path::new(VNIC_SOCKET).exists(), Path::new(&node).exists()) {
         (true, _) => Check::ok(NAME, format!("this container has one, by {VNIC_SOCKET}")),
         (false, true) => {
@@ -116,6 +137,11 @@ mod tests {
 
     #[test]
     fn engines_that_leave_a_vnic_out_are_noted() {
+        for (version, has_root, verdict) in
+            [((4, 3), true, Verdict::Ok), ((4, 3), false, Verdict::Note), ((3, 4), true, Verdict::Note)]
+        {
+            assert_eq!(podman(version, has_root).verdict, verdict, "{version:?} {has_root}");
+        }
         let on = r#"{"features": {"cdi": true}}"#;
         for (version, settings, verdict) in [
             ((20, 10), on, Verdict::Note),

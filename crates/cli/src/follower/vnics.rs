@@ -133,7 +133,7 @@ impl Follower {
             return Ok(());
         }
         for record in Records::of(&self.run_dir).list() {
-            if record.is_live() && record.network != DEFAULT_NETWORK {
+            if record.is_live() && record.networks().any(|network| network != DEFAULT_NETWORK) {
                 let run_dir = self.run_dir.path();
                 self.vnics.stops.entry(record.id).or_insert_with(|| {
                     log(&format!("this host is drained: the container {} is stopped", record.name));

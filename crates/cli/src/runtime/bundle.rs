@@ -16,10 +16,6 @@ const CONFIGURATION: &str = "config.json";
 const CONFIGURATION_BYTES_MAX: u64 = 16 << 20;
 /// First argument of our hooks.
 const HOOK_NAME: &str = "freeflow";
-/// Device number of the null device, which a verbs device's node is here.
-const NULL_MAJOR: u32 = 1;
-const NULL_MINOR: u32 = 3;
-const NODE_MODE: u32 = 0o666;
 
 /// An open bundle.
 #[derive(Debug)]
@@ -95,16 +91,17 @@ impl Bundle {
     }
 }
 
-/// The vNIC that a configuration's hooks make: the engine has injected our CDI device, or we were here before. An
+/// The vNICs that a configuration's hooks make: the engine has injected our CDI devices, or we were here before. An
 /// image gives no hooks.
-pub fn device_of(configuration: &Value) -> Option<Device> {
-    let hooks = configuration["hooks"]["createRuntime"].as_array()?;
-    hooks.iter().find_map(|hook| {
+pub fn devices_of(configuration: &Value) -> Vec<Device> {
+    let hooks = configuration["hooks"]["createRuntime"].as_array().into_iter().flatten();
+    let device = |hook: &Value| {
         let words: Vec<&str> = hook["args"].as_array()?.iter().filter_map(Value::as_str).collect();
         let at = words.iter().position(|word| *word == "hook").filter(|_| words.first() == Some(&HOOK_NAME))?;
         let kind = [Kind::Network, Kind::Vnic].into_iter().find(|kind| words.get(at + 1) == Some(&kind.option()))?;
         Some(Device::new(kind, *words.get(at + 2)?))
-    })
+    };
+    hooks.filter_map(device).collect()
 }
 
 /// An object's field, which is made if it is absent or null.
@@ -140,16 +137,6 @@ pub fn apply(configuration: &mut Value, edits: &Value) -> Result<()> {
         let stage = stage.as_ref().and_then(Value::as_str).expect("our hooks name their stage");
         list(field(hooks, stage, json!([])), stage)?.push(hook);
     }
-    let linux = object(field(top, "linux", json!({})), "linux")?;
-    for node in edits["deviceNodes"].as_array().into_iter().flatten() {
-        let devices = list(field(linux, "devices", json!([])), "devices")?;
-        devices.retain(|device| device["path"] != node["path"]);
-        let (major, minor) = (NULL_MAJOR, NULL_MINOR);
-        devices.push(json!({"path": node["path"], "type": "c", "major": major, "minor": minor, "fileMode": NODE_MODE}));
-        let resources = object(field(linux, "resources", json!({})), "resources")?;
-        let rule = json!({"allow": true, "type": "c", "major": major, "minor": minor, "access": node["permissions"]});
-        list(field(resources, "devices", json!([])), "resources.devices")?.push(rule);
-    }
     Ok(())
 }
 
@@ -172,9 +159,9 @@ mod tests {
         let mut configuration = json!({
             "ociVersion": "1.0.2", "future": {"a": 1.5}, "hooks": {"prestart": [engine], "poststop": null},
             "linux": {"resources": {"devices": [{"allow": false, "access": "rwm"}]}}});
-        assert_eq!(device_of(&configuration), None);
+        assert_eq!(devices_of(&configuration), []);
         apply(&mut configuration, &edits()).unwrap();
-        assert_eq!(device_of(&configuration), Some(Device::new(Kind::Network, "red")));
+        assert_eq!(devices_of(&configuration), [Device::new(Kind::Network, "red")]);
         assert_eq!(configuration["future"], json!({"a": 1.5}));
         let hooks = &configuration["hooks"];
         assert_eq!(hooks["prestart"], json!([engine]));
@@ -184,11 +171,9 @@ mod tests {
             assert_eq!(ours["env"][0], "PATH=/usr/sbin:/usr/bin:/sbin:/bin");
             assert!(ours.get("hookName").is_none() && hooks[stage].as_array().unwrap().len() == 1);
         }
-        let device = &configuration["linux"]["devices"][0];
-        assert_eq!((&device["path"], &device["major"]), (&json!("/dev/infiniband/uverbs0"), &json!(1)));
-        let rules = configuration["linux"]["resources"]["devices"].as_array().unwrap();
-        assert_eq!(rules.len(), 2);
-        assert_eq!(rules[1]["access"], "rw");
+        assert_eq!(configuration["linux"], json!({"resources": {"devices": [{"allow": false, "access": "rwm"}]}}));
+        apply(&mut configuration, &edits()).unwrap();
+        assert_eq!(devices_of(&configuration).len(), 2, "the same network twice");
     }
 
     #[test]
@@ -197,15 +182,13 @@ mod tests {
             "{}",
             r#"{"linux": 7}"#,
             r#"{"linux": {}, "hooks": []}"#,
-            r#"{"linux": {"devices": {}}}"#,
             r#"{"linux": {}, "hooks": {"createRuntime": {}}}"#,
-            r#"{"linux": {"resources": []}}"#,
         ] {
             assert!(apply(&mut serde_json::from_str(text).unwrap(), &edits()).is_err(), "{text}");
         }
         let foreign =
             json!({"hooks": {"createRuntime": [{"args": ["other", "hook", "--network", "red"]}, {"args": 7}]}});
-        assert_eq!(device_of(&foreign), None);
+        assert_eq!(devices_of(&foreign), []);
     }
 
     #[test]
@@ -229,7 +212,7 @@ mod tests {
         apply(&mut bundle.configuration, &edits()).unwrap();
         bundle.write().unwrap();
         assert_eq!(fs::metadata(&file).unwrap().mode() & 0o7777, 0o640);
-        assert!(device_of(&Bundle::open(&path).unwrap().configuration).is_some());
+        assert_eq!(devices_of(&Bundle::open(&path).unwrap().configuration).len(), 1);
         assert_eq!(fs::read_dir(&path).unwrap().count(), 1, "nothing else is left in the bundle");
         let link = directory.join("link");
         symlink(&path, &link).unwrap();

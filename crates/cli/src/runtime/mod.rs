@@ -13,14 +13,16 @@ mod words;
 
 use crate::arguments::Runtime;
 use crate::cni::attachments::Attachments;
+use crate::container_owner::ROOTLESS;
 use crate::failure::{Context, Failure, Result, fail};
 use crate::{sys, tools};
 use bundle::Bundle;
+use freeflow_client::VNIC_COUNT_MAX;
 use freeflow_hostnet::bridges::DEFAULT_NETWORK;
 use freeflow_hostnet::cdi::{Kind, container_edits};
 use freeflow_hostnet::programs::is_executable;
 use freeflow_hostnet::run_dir::{RunDir, write_atomically};
-use policy::{Device, SETTINGS, Settings};
+use policy::{Device, SETTINGS, Settings, names_of};
 use rustix::fs::{Mode, OFlags};
 use serde::Deserialize;
 use serde_json::Value;
@@ -117,35 +119,43 @@ fn found(record: &Path) -> Option<PathBuf> {
     Some(PathBuf::from(std::ffi::OsString::from_vec(bytes))).filter(|path| path.is_absolute())
 }
 
-fn given(arguments: &Runtime) -> Option<Device> {
-    let network = arguments.network.as_ref().map(|name| Device::new(Kind::Network, name));
-    network.or_else(|| arguments.vnic.as_ref().map(|name| Device::new(Kind::Vnic, name)))
+fn given(arguments: &Runtime) -> Vec<Device> {
+    let networks = arguments.network.iter().map(|name| Device::new(Kind::Network, name));
+    networks.chain(arguments.vnic.iter().map(|name| Device::new(Kind::Vnic, name))).collect()
 }
 
-/// Gives the bundle its vNIC.
+/// Gives the bundle its vNICs.
 fn prepare(run_dir: &RunDir, arguments: &Runtime, settings: &Settings, path: &Path) -> Result<()> {
     let mut bundle = Bundle::open(path)?;
-    let (given, injected) = (given(arguments), bundle::device_of(&bundle.configuration));
-    if let (Some(given), Some(injected)) = (&given, &injected)
-        && given != injected
-    {
-        fail!("this runtime gives containers {given}, and a CDI device of this one {injected}: it has one vNIC");
+    let (given, injected) = (given(arguments), bundle::devices_of(&bundle.configuration));
+    let is_injected = !injected.is_empty();
+    if is_injected && !given.is_empty() && given != injected {
+        fail!(
+            "this runtime gives containers {}, and CDI devices of this one {}: one of them has to decide",
+            names_of(&given),
+            names_of(&injected)
+        );
     }
-    let is_injected = injected.is_some();
+    let decided = if is_injected { injected } else { given };
     let absolute = std::path::absolute(bundle.path()).context(path.display())?;
     let fallback = pod_network(run_dir, &bundle.configuration)?.unwrap_or_else(|| DEFAULT_NETWORK.into());
-    let chosen = policy::device(settings, injected.or(given), &bundle.configuration, &absolute, &fallback)?;
-    let Some(device) = chosen else {
+    let devices = policy::devices(settings, decided, &bundle.configuration, &absolute, &fallback)?;
+    if devices.len() > VNIC_COUNT_MAX {
+        fail!("a container can have {VNIC_COUNT_MAX} vNICs, and this one is to have {}", devices.len());
+    }
+    if devices.is_empty() {
         return Ok(());
-    };
+    }
     if is_injected {
         return Ok(());
     }
     if !sys::is_privileged() {
-        fail!("a vNIC needs the host's root, for its interface: this engine runs without (rootless)");
+        fail!("{ROOTLESS}");
     }
-    let edits = container_edits(run_dir, &tools::own_path()?, (device.kind, &device.name));
-    bundle::apply(&mut bundle.configuration, &edits)?;
+    for device in devices {
+        let edits = container_edits(run_dir, &tools::own_path()?, (device.kind, &device.name));
+        bundle::apply(&mut bundle.configuration, &edits)?;
+    }
     bundle.write()
 }
 
@@ -178,10 +188,10 @@ fn refuse_checkpoint(program: &Path, call: &Call, id: &OsStr) -> Result<()> {
         return Ok(());
     }
     let state: State = serde_json::from_slice(&output.stdout).context("the container's state")?;
-    match bundle::device_of(&Bundle::open(&state.bundle)?.configuration) {
-        Some(_) => fail!("the container has a vNIC, whose queue pairs are the router's: it can't be checkpointed"),
-        None => Ok(()),
+    if !bundle::devices_of(&Bundle::open(&state.bundle)?.configuration).is_empty() {
+        fail!("the container has a vNIC, whose queue pairs are the router's: it can't be checkpointed");
     }
+    Ok(())
 }
 
 /// Writes a failure where engines look for the runtime's last error.

@@ -146,19 +146,27 @@ enum Source {
     Environment,
 }
 
-/// Devices that a configuration names, with the name's place.
+/// Devices in words.
+pub fn names_of(devices: &[Device]) -> String {
+    devices.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and ")
+}
+
+/// Devices that a configuration names, with the name's place. Names are separated by commas.
 fn named(configuration: &Value) -> Vec<(Source, &'static str, Device)> {
     let mut all = Vec::new();
+    let mut add = |source, place, kind, names: &str| {
+        all.extend(names.split(',').map(|name| (source, place, Device::new(kind, name))));
+    };
     for (kind, annotation) in [(Kind::Network, NETWORK_ANNOTATION), (Kind::Vnic, VNIC_ANNOTATION)] {
-        if let Some(name) = configuration["annotations"][annotation].as_str() {
-            all.push((Source::Annotation, annotation, Device::new(kind, name)));
+        if let Some(names) = configuration["annotations"][annotation].as_str() {
+            add(Source::Annotation, annotation, kind, names);
         }
     }
     let environment = configuration["process"]["env"].as_array().into_iter().flatten().filter_map(Value::as_str);
-    for (variable, name) in environment.filter_map(|word| word.split_once('=')) {
+    for (variable, names) in environment.filter_map(|word| word.split_once('=')) {
         match variable {
-            NETWORK_VARIABLE => all.push((Source::Environment, NETWORK_VARIABLE, Device::new(Kind::Network, name))),
-            VNIC_VARIABLE => all.push((Source::Environment, VNIC_VARIABLE, Device::new(Kind::Vnic, name))),
+            NETWORK_VARIABLE => add(Source::Environment, NETWORK_VARIABLE, Kind::Network, names),
+            VNIC_VARIABLE => add(Source::Environment, VNIC_VARIABLE, Kind::Vnic, names),
             _ => {}
         }
     }
@@ -171,36 +179,38 @@ fn is_sandbox(configuration: &Value, copies_annotations: bool) -> bool {
     configuration["annotations"][annotation] == "sandbox"
 }
 
-/// The device that a container gets. `None`: a pod's sandbox, which needs none.
+/// The devices that a container gets. None: a pod's sandbox, which needs none.
 ///
-/// `given` is the device that is decided already: by the runtime's arguments, or by a CDI device of the same container.
-/// `fallback` is the network of a container for which nothing decides.
+/// `given` are the devices that are decided already: by the runtime's arguments, or by CDI devices of the same
+/// container. `fallback` is the network of a container for which nothing decides.
 ///
 /// # Errors
-/// The configuration names another device, two, or one that its source may not give.
-pub fn device(
+/// The configuration names another device, or one that its source may not give.
+pub fn devices(
     settings: &Settings,
-    given: Option<Device>,
+    given: Vec<Device>,
     configuration: &Value,
     bundle: &Path,
     fallback: &str,
-) -> Result<Option<Device>> {
+) -> Result<Vec<Device>> {
     let copies_annotations = bundle.file_name().is_some_and(|name| name == STORAGE_BUNDLE);
     if is_sandbox(configuration, copies_annotations) {
-        return Ok(None);
+        return Ok(Vec::new());
     }
-    let mut chosen = given;
-    let is_given = chosen.is_some();
+    // The first source that names any decides.
+    let (mut chosen, mut by) = (given, None);
+    let is_given = !chosen.is_empty();
     for (source, place, device) in named(configuration) {
         check_name(&device.name)?;
-        if let Some(chosen) = &chosen {
-            if *chosen != device {
-                let why =
-                    if is_given { "the engine's configuration or a CDI device has decided" } else { "it has one vNIC" };
-                fail!("{place} names {device} for this container, and not {chosen}: {why}");
+        if is_given || by.is_some_and(|by| by != source) {
+            if !chosen.contains(&device) {
+                let decided = if is_given { "the engine's configuration or a CDI device" } else { "an annotation" };
+                let chosen = names_of(&chosen);
+                fail!("{place} names {device} for this container, and not {chosen}: {decided} has decided");
             }
             continue;
         }
+        by = Some(source);
         match source {
             Source::Annotation if copies_annotations => fail!(
                 "{place} names {device}, which the image's author may have done: this engine copies an image's \
@@ -216,10 +226,13 @@ pub fn device(
                  that network, or list the name in {SETTINGS}",
                 if device.kind == Kind::Network { NETWORK_ANNOTATION } else { VNIC_ANNOTATION }
             ),
-            _ => chosen = Some(device),
+            _ => chosen.push(device),
         }
     }
-    Ok(Some(chosen.unwrap_or_else(|| Device::new(Kind::Network, fallback))))
+    if chosen.is_empty() {
+        chosen.push(Device::new(Kind::Network, fallback));
+    }
+    Ok(chosen)
 }
 
 #[cfg(test)]
@@ -232,11 +245,15 @@ mod tests {
     }
 
     fn of(settings: &str, given: Option<Device>, configuration: Value) -> Result<Option<Device>> {
-        let bundle = Path::new("/run/engine/task/id");
-        device(&serde_json::from_str(settings).unwrap(), given, &configuration, bundle, "default")
+        all_of(settings, given.into_iter().collect(), configuration).map(|mut devices| devices.pop())
     }
 
-    fn refusal(result: Result<Option<Device>>) -> String {
+    fn all_of(settings: &str, given: Vec<Device>, configuration: Value) -> Result<Vec<Device>> {
+        let bundle = Path::new("/run/engine/task/id");
+        devices(&serde_json::from_str(settings).unwrap(), given, &configuration, bundle, "default")
+    }
+
+    fn refusal<T: fmt::Debug>(result: Result<T>) -> String {
         result.unwrap_err().to_string()
     }
 
@@ -252,7 +269,7 @@ mod tests {
         assert!(refusal(of(lists, None, annotated.clone())).contains("annotations may not"));
         // podman copies an image's annotations into its bundle.
         let podman = Path::new("/var/lib/containers/storage/overlay-containers/id/userdata");
-        let refused = device(&Settings::default(), None, &annotated, podman, "default").unwrap_err().to_string();
+        let refused = devices(&Settings::default(), Vec::new(), &annotated, podman, "default").unwrap_err().to_string();
         assert!(refused.contains("--device freeflow.io/net=red"), "{refused}");
         let vnic = json!({"annotations": {"freeflow.io/vnic": "database"}});
         assert_eq!(of("{}", None, vnic).unwrap(), Some(Device::new(Kind::Vnic, "database")));
@@ -268,10 +285,27 @@ mod tests {
     }
 
     #[test]
-    fn two_names_and_bad_names_are_refused() {
-        let two = json!({"annotations": {"freeflow.io/network": "red", "freeflow.io/vnic": "boss"}});
-        assert!(refusal(of("{}", None, two)).contains("it has one vNIC"));
-        for bad in ["", "-x", "../red", "a b", "red\n"] {
+    fn several_are_chosen_by_one_source() {
+        let two = json!({"annotations": {"freeflow.io/network": "red,blue,red", "freeflow.io/vnic": "boss"}});
+        let expected = [network("red"), network("blue"), network("red"), Device::new(Kind::Vnic, "boss")];
+        assert_eq!(all_of("{}", Vec::new(), two.clone()).unwrap(), expected);
+        let given = vec![network("red"), network("blue")];
+        assert!(refusal(all_of("{}", given.clone(), two)).contains("the vNIC boss"));
+        let one = json!({"annotations": {"freeflow.io/network": "blue"}});
+        assert_eq!(all_of("{}", given.clone(), one).unwrap(), given);
+        let listed = r#"{"environment": {"networks": ["red", "blue"]}}"#;
+        let environment = json!({"process": {"env": ["FREEFLOW_NETWORK=blue,red"]}});
+        assert_eq!(all_of(listed, Vec::new(), environment).unwrap(), [network("blue"), network("red")]);
+        let some_listed = json!({"process": {"env": ["FREEFLOW_NETWORK=red,green"]}});
+        assert!(all_of(listed, Vec::new(), some_listed).is_err());
+        let both =
+            json!({"annotations": {"freeflow.io/network": "red"}, "process": {"env": ["FREEFLOW_NETWORK=blue"]}});
+        assert!(refusal(all_of(listed, Vec::new(), both)).contains("an annotation has decided"));
+    }
+
+    #[test]
+    fn bad_names_are_refused() {
+        for bad in ["", "-x", "../red", "a b", "red\n", "red,", ",red", "red, blue"] {
             assert!(of("{}", None, json!({"annotations": {"freeflow.io/network": bad}})).is_err(), "{bad:?}");
         }
         // Of another form than an engine's: nothing is named.
@@ -284,8 +318,8 @@ mod tests {
         assert_eq!(of("{}", None, sandbox.clone()).unwrap(), None);
         assert_eq!(of("{}", Some(network("red")), sandbox.clone()).unwrap(), None);
         // podman copies an image's annotations.
-        let podman = device(&Settings::default(), Some(network("red")), &sandbox, Path::new("/x/userdata"), "default");
-        assert_eq!(podman.unwrap(), Some(network("red")));
+        let podman = devices(&Settings::default(), vec![network("red")], &sandbox, Path::new("/x/userdata"), "default");
+        assert_eq!(podman.unwrap(), [network("red")]);
     }
 
     #[test]

@@ -56,8 +56,9 @@ impl Draft<'_> {
             }
             (None, None) => None,
         };
-        // The cursor of what a host gives out is nothing to addresses that the cluster has given.
-        if !self.is_for_cluster || asked(true).is_none() {
+        // An address that is asked for (by a cluster, or a container that is started again) leaves the
+        // order of the others as it is.
+        if asked(true).is_none() {
             self.cursors.insert(name.into(), offset.wrapping_add(1));
         }
         *self.new_vnics.entry(name.into()).or_default() += 1;

@@ -1,0 +1,132 @@
+//! The device of an identifier, where a container has several vNICs: that with its own address, or that by which the
+//! kernel would reach the peer. Until then an identifier is on the first.
+use crate::address::is_any;
+use crate::boundary::Outcome;
+use crate::call::{bound, command, destroy_id};
+use crate::device::Device;
+use crate::id::{Home, Id};
+use crate::lifecycle::{create_at, port_space};
+use crate::pipe::Pipe;
+use crate::process::Process;
+use freeflow_abi::qp_type_from_c;
+use freeflow_protocol::cm::{CmAddress, CmRequest};
+use freeflow_verbs::Gid;
+use std::net::{IpAddr, Ipv6Addr, UdpSocket};
+use std::sync::Arc;
+
+/// Of a socket that sends nothing.
+const ANY_PORT: u16 = 9;
+
+fn device_with(address: Gid) -> Option<Arc<Device>> {
+    Process::devices().ok()?.into_iter().find(|device| device.has(address))
+}
+
+fn ip_of(gid: Gid) -> IpAddr {
+    gid.to_ipv4().map_or_else(|| Ipv6Addr::from(gid.0).into(), IpAddr::from)
+}
+
+/// The device with the address from which the kernel would send to this one.
+fn device_towards(destination: Gid) -> Option<Arc<Device>> {
+    if let Some(own) = device_with(destination) {
+        return Some(own);
+    }
+    let ip = ip_of(destination);
+    let any: IpAddr = if ip.is_ipv4() { [0, 0, 0, 0].into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    socket.connect((ip, ANY_PORT)).ok()?;
+    device_with(Gid::from_ip(socket.local_addr().ok()?.ip()))
+}
+
+/// The identifier is going to be bound there.
+pub(crate) fn place_at(id: &Id, address: Gid) -> Outcome<()> {
+    if is_placed(id) || is_any(address) {
+        return Ok(());
+    }
+    device_with(address).map_or(Ok(()), |device| place(id, device))
+}
+
+/// The identifier is going to talk to this peer.
+pub(crate) fn place_towards(id: &Id, source: Option<Gid>, destination: Gid) -> Outcome<()> {
+    if is_placed(id) {
+        return Ok(());
+    }
+    let device = match source.filter(|source| !is_any(*source)) {
+        Some(source) => device_with(source),
+        None => device_towards(destination),
+    };
+    device.map_or(Ok(()), |device| place(id, device))
+}
+
+/// There is no choice, or no more.
+fn is_placed(id: &Id) -> bool {
+    let state = id.state();
+    !state.channel.is_joint() || state.device.is_some() || state.is_gone
+}
+
+/// Moves an identifier that is nowhere yet to a device.
+fn place(id: &Id, device: Arc<Device>) -> Outcome<()> {
+    if Arc::ptr_eq(&id.home().device, &device) {
+        return Ok(());
+    }
+    let (channel, address) = {
+        let state = id.state();
+        (state.channel.clone(), state.bound)
+    };
+    let home = repeat_at(id, &*channel.pipe_of(&device)?)?;
+    if let Some(address) = address {
+        // SAFETY: the device is there.
+        let moved = unsafe { bound(home.device.context(), CmRequest::Bind { id: home.handle, address }) };
+        moved.inspect_err(|_| undo(&home))?;
+    }
+    undo(&id.set_home(home));
+    Ok(())
+}
+
+fn undo(home: &Home) {
+    // SAFETY: the device is there.
+    unsafe { destroy_id(home.device.context(), home.handle) };
+}
+
+/// Makes an identifier at another device as well, with the options that it has.
+fn repeat_at(id: &Id, pipe: &Pipe) -> Outcome<Home> {
+    // SAFETY: reads of integers that do not change.
+    let (ps, qp_type) = unsafe { ((*id.as_c()).ps, (*id.as_c()).qp_type) };
+    let qp_type = qp_type_from_c(qp_type).map_err(freeflow_abi::errno_of)?;
+    let home = create_at(pipe, port_space(ps)?, qp_type, id.key)?;
+    let options = id.state().options.clone();
+    for option in options {
+        let request = CmRequest::SetOption { id: home.handle, option };
+        // SAFETY: the device is there.
+        unsafe { command(home.device.context(), request) }.inspect_err(|_| undo(&home))?;
+    }
+    Ok(home)
+}
+
+/// A listener at a wildcard address listens at all vNICs, at the same port.
+pub(crate) fn listen_at_others(id: &Id, local: CmAddress, backlog: u32) -> Outcome<()> {
+    let channel = id.state().channel.clone();
+    if !channel.is_joint() || !is_any(local.gid) {
+        return Ok(());
+    }
+    let own = id.home().device;
+    let mut others: Vec<Home> = Vec::new();
+    for device in Process::devices()?.into_iter().filter(|device| !Arc::ptr_eq(device, &own)) {
+        let listening = channel.pipe_of(&device).and_then(|pipe| repeat_at(id, &pipe)).and_then(|home| {
+            let bind = CmRequest::Bind { id: home.handle, address: local };
+            let listen = CmRequest::Listen { id: home.handle, backlog };
+            // SAFETY: the device is there.
+            let outcome =
+                unsafe { bound(home.device.context(), bind).and_then(|_| bound(home.device.context(), listen)) };
+            outcome.map(|_| home.clone()).inspect_err(|_| undo(&home))
+        });
+        match listening {
+            Ok(home) => others.push(home),
+            Err(error) => {
+                others.iter().for_each(undo);
+                return Err(error);
+            }
+        }
+    }
+    id.state().others = others;
+    Ok(())
+}
