@@ -1,6 +1,7 @@
 //! The command line. Its help texts are a checked-in list: `tests/help.txt`.
 
 use crate::arguments_control::{AllHosts, Apply, Cluster, Delete, Describe, Diff, Get, HostAction, MoveVnic, Top};
+use crate::arguments_test::{BugReport, TestAction};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr};
@@ -135,6 +136,11 @@ pub enum Command {
         #[command(flatten)]
         output: Output,
     },
+    /// Test what reaches what, by vNICs of its own
+    #[command(subcommand)]
+    Test(TestAction),
+    /// Collect what a report of a fault needs into one archive, without secrets
+    Bugreport(BugReport),
     /// Start containers with a vNIC for an engine without CDI: an OCI runtime in front of runc or crun
     Runtime(Runtime),
     /// Give pods vNICs: a CNI plugin

@@ -11,10 +11,13 @@ mod admin;
 mod argument_values;
 mod arguments;
 mod arguments_control;
+mod arguments_test;
+mod bug_report;
 mod cgroup;
 mod cluster;
 mod cm;
 mod cni;
+mod connectivity;
 mod container_names;
 mod container_owner;
 mod control;
@@ -62,6 +65,7 @@ mod wire;
 
 use arguments::{Arguments, Command, Format, LabAction, Network, Peers, Stage};
 use arguments_control::Cluster;
+use arguments_test::TestAction;
 use clap::Parser;
 use failure::{EXIT_RUN_FAILED, Failure, Result};
 use freeflow_hostnet::run_dir::RunDir;
@@ -100,14 +104,7 @@ fn dispatch(arguments: Arguments) -> Result<i32> {
     if let Some(result) = control::dispatch(&run_dir, &arguments.command) {
         return result;
     }
-    let needs_nothing = match &arguments.command {
-        Command::Doctor { .. } | Command::Version | Command::Runtime(_) | Command::Generate { .. } => true,
-        Command::Cni => true,
-        Command::Peers(Peers::Key { .. }) | Command::Move(_) | Command::Host(_) => true,
-        Command::Ps { hosts, .. } => hosts.all_hosts,
-        Command::Cluster(action) => !matches!(action, Cluster::Follow),
-        _ => false,
-    };
+    let needs_nothing = needs_nothing(&arguments.command);
     if !needs_nothing {
         require_privilege(&arguments.command)?;
     }
@@ -142,6 +139,8 @@ fn dispatch(arguments: Arguments) -> Result<i32> {
         Command::Host(action) => cluster::host(&run_dir, action)?,
         Command::Move(arguments) => cluster::move_vnic(&run_dir, &arguments)?,
         Command::Doctor { output } => doctor::doctor(&run_dir, output.format)?,
+        Command::Test(action) => connectivity::test(&run_dir, &action)?,
+        Command::Bugreport(arguments) => bug_report::bug_report(&run_dir, &arguments)?,
         Command::Version => show::version(&run_dir),
         Command::Generate { directory } => generate::generate(&directory)?,
         Command::Apply(_)
@@ -164,6 +163,19 @@ fn dispatch(arguments: Arguments) -> Result<i32> {
         }
     }
     Ok(0)
+}
+
+/// Whether a command needs neither rights nor the host's network.
+fn needs_nothing(command: &Command) -> bool {
+    match command {
+        Command::Doctor { .. } | Command::Version | Command::Runtime(_) | Command::Generate { .. } => true,
+        Command::Cni => true,
+        Command::Peers(Peers::Key { .. }) | Command::Move(_) | Command::Host(_) => true,
+        Command::Test(TestAction::End(_)) => true,
+        Command::Ps { hosts, .. } => hosts.all_hosts,
+        Command::Cluster(action) => !matches!(action, Cluster::Follow),
+        _ => false,
+    }
 }
 
 fn require_privilege(command: &Command) -> Result<()> {

@@ -1,0 +1,141 @@
+//! The last of the walls between secrets and a report: whatever was collected, texts that look like secrets are taken
+//! out of it. The first wall is that nothing is collected that is known to hold any (`super`).
+
+use serde_json::Value;
+
+/// Stands where something was taken out.
+pub const REMOVED: &str = "[removed]";
+/// Begin of a token by which hosts join a cluster.
+const TOKEN_FORM: &str = "ff1.";
+/// Parts of the names of settings whose values are nobody's business.
+const SECRET_NAMES: [&str; 9] =
+    ["password", "passwd", "passphrase", "secret", "token", "private", "credential", "authorization", "api_key"];
+const PEM_BEGIN: &str = "-----BEGIN ";
+const PEM_END: &str = "-----END ";
+
+fn is_secret_name(name: &str) -> bool {
+    let name = name.to_ascii_lowercase().replace('-', "_");
+    SECRET_NAMES.iter().any(|secret| name.contains(secret)) || name == "apikey"
+}
+
+/// A word's last part that is like a name: `"--db-password` of `"--db-password=x`.
+fn name_before(text: &str) -> &str {
+    let is_of_name = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '_' | '-');
+    let trimmed = text.trim_end_matches(['"', '\'', ' ']);
+    let begin = trimmed.rfind(|letter| !is_of_name(letter)).map_or(0, |at| at + 1);
+    // A letter of several bytes before the name.
+    trimmed.get(begin..).unwrap_or("")
+}
+
+/// One line of text, without the values of settings that have such names, tokens, and passwords in addresses.
+fn line(text: &str) -> String {
+    let mut kept = text.to_owned();
+    for separator in ['=', ':'] {
+        let mut from = 0;
+        while let Some(at) = kept[from..].find(separator).map(|at| from + at) {
+            let value_at = at + separator.len_utf8();
+            from = value_at;
+            if is_secret_name(name_before(&kept[..at])) && !kept[value_at..].trim().is_empty() {
+                // To the end of the line: a value may have blanks.
+                kept.truncate(value_at);
+                kept.push_str(REMOVED);
+                break;
+            }
+        }
+    }
+    while let Some(at) = kept.find(TOKEN_FORM) {
+        let end = kept[at..].find(|letter: char| letter.is_whitespace() || letter == '"');
+        kept.replace_range(at..end.map_or(kept.len(), |end| at + end), REMOVED);
+    }
+    without_user(&kept)
+}
+
+/// `https://user:password@host` without what stands before the host.
+fn without_user(text: &str) -> String {
+    let mut kept = String::new();
+    let mut rest = text;
+    while let Some(at) = rest.find("://") {
+        let (before, after) = rest.split_at(at + 3);
+        kept.push_str(before);
+        let end = after.find(|letter: char| letter.is_whitespace() || matches!(letter, '/' | '"' | '\''));
+        let authority = &after[..end.unwrap_or(after.len())];
+        let host = authority.rfind('@').map_or(0, |at| at + 1);
+        if host > 0 {
+            kept.push_str(REMOVED);
+            kept.push('@');
+        }
+        rest = &after[host..];
+    }
+    kept + rest
+}
+
+/// A text without what looks like a secret.
+pub fn text(text: &str) -> String {
+    let mut kept = String::with_capacity(text.len());
+    let mut is_in_pem = false;
+    for each in text.split_inclusive('\n') {
+        // An encoded key may stand in one line, with `\n` spelt out.
+        let begins = each.contains(PEM_BEGIN);
+        if begins || is_in_pem {
+            if begins && !is_in_pem {
+                kept.push_str(REMOVED);
+                kept.push('\n');
+            }
+            is_in_pem = !each.contains(PEM_END);
+            continue;
+        }
+        let (content, end) = each.strip_suffix('\n').map_or((each, ""), |content| (content, "\n"));
+        kept.push_str(&line(content));
+        kept.push_str(end);
+    }
+    kept
+}
+
+/// The same of a document: values of such names, and of annotations, go whole; texts are looked through.
+pub fn document(value: Value) -> Value {
+    match value {
+        Value::Object(fields) => {
+            let kept = |(name, value): (String, Value)| {
+                let is_text = value.is_string() || value.is_array() || name == "annotations";
+                let goes = is_secret_name(&name) && is_text || name == "annotations" && !value.is_null();
+                let value = if goes { REMOVED.into() } else { document(value) };
+                (name, value)
+            };
+            Value::Object(fields.into_iter().map(kept).collect())
+        }
+        Value::Array(items) => Value::Array(items.into_iter().map(document).collect()),
+        Value::String(string) => Value::String(text(&string)),
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn secrets_go_and_the_rest_stays() {
+        for (before, after) in [
+            ("peer h2 is up", "peer h2 is up"),
+            ("DB_PASSWORD=hunter2 and more", "DB_PASSWORD=[removed]"),
+            ("\"authToken\": \"abc\",", "\"authToken\":[removed]"),
+            ("--join ff1.abc.def --host h", "--join [removed] --host h"),
+            ("Authorization: Bearer x", "Authorization:[removed]"),
+            (
+                "etcd https://u:p@10.0.0.1:2379, https://10.0.0.2",
+                "etcd https://[removed]@10.0.0.1:2379, https://10.0.0.2",
+            ),
+            ("ä=b, token:", "ä=b, token:"),
+            ("token create: done", "token create: done"),
+        ] {
+            assert_eq!(text(before), after, "{before}");
+        }
+        let pem = "a\n-----BEGIN EC PRIVATE KEY-----\nMHc\n-----END EC PRIVATE KEY-----\nb\n";
+        assert_eq!(text(pem), "a\n[removed]\nb\n");
+        assert_eq!(text("x -----BEGIN A-----\nrest without an end\n"), "[removed]\n");
+        let value = json!({"annotations": {"a": "b"}, "secretName": "s", "tokens": 3, "list": ["ff1.x", "y"]});
+        let kept = json!({"annotations": REMOVED, "secretName": REMOVED, "tokens": 3, "list": [REMOVED, "y"]});
+        assert_eq!(document(value), kept);
+    }
+}
