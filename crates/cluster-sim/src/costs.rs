@@ -105,12 +105,12 @@ fn transactions(size: Size, networks: Networks) -> impl Iterator<Item = Writes> 
         let name = words::network_name;
         let ranges = blocks.iter().map(|(network, block)| (name(*network), block.to_string())).collect();
         let followed = words::has_followed(1, ranges, Vec::new(), 1_790_000_000);
-        let mut all = vec![words::begins(host, &words::record(host)), words::followed(host, followed, 1)];
+        let mut all = vec![words::begins(host, &words::record(host)), words::followed(host, followed)];
         let network = setting.network_of(host);
         let block = blocks.iter().find(|(of, _)| *of == network);
         all.extend(block.into_iter().flat_map(|(_, block)| {
             let own = OwnVnics { count: setting.vnics, first: 0, block: *block, network };
-            [words::members(host, &own, 1), words::vnics(host, &own, 1, 1_790_000_000)]
+            [words::members(host, &own), words::vnics(host, &own, 1_790_000_000)]
         }));
         let given = blocks
             .into_iter()
@@ -200,10 +200,10 @@ pub fn measure(size: Size) -> io::Result<Cost> {
     };
     let take_followed_us = take(&|number| {
         let ranges = blocks.iter().map(|(network, block)| (words::network_name(*network), block.to_string())).collect();
-        words::followed(0, words::has_followed(number, ranges, Vec::new(), 1_790_000_000 + number), number)
+        words::followed(0, words::has_followed(number, ranges, Vec::new(), 1_790_000_000 + number))
     });
     let own = OwnVnics { count: setting.vnics, first: 0, block: blocks[0].1, network: 0 };
-    let take_members_us = take(&|number| words::members(0, &OwnVnics { first: number as usize % 2, ..own }, number));
+    let take_members_us = take(&|number| words::members(0, &OwnVnics { first: number as usize % 2, ..own }));
     drop(follower);
     let (listed, mut anew) = (list(size, networks), Follower::new(number, record, size.scope()));
     let (_, list_ns) = timed(|| anew.take(listed));

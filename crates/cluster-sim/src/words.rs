@@ -65,8 +65,8 @@ pub fn watched(key: &str) -> Watched {
     }
 }
 
-/// A store writes this with each of its transactions, for when an answer is lost: a receipt, in the place of the last
-/// one.
+/// A store writes this with its transactions, for when an answer is lost: a receipt, in the place of the last one. A
+/// host's words, members and vNICs are written without.
 fn receipt(part: &str, writer: &str, number: u64) -> Writes {
     let of = |number: u64| key(&format!("{part}/receipts/{writer:0>WRITER_DIGITS$}/{number}"));
     let mut writes = vec![(of(number), Some(b"done".to_vec()))];
@@ -90,11 +90,8 @@ pub fn begins(host: usize, record: &HostRecord) -> Writes {
 }
 
 /// Another one.
-pub fn followed(host: usize, followed: Followed, number: u64) -> Writes {
-    let part = format!("said/{}", host_name(host));
-    let mut writes = vec![(key(&format!("{part}/data/followed")), encoded(&followed.bounded()))];
-    writes.extend(receipt(&part, "1", number));
-    writes
+pub fn followed(host: usize, followed: Followed) -> Writes {
+    vec![(key(&format!("said/{}/data/followed", host_name(host))), encoded(&followed.bounded()))]
 }
 
 /// Of a host that has followed up to here.
@@ -149,29 +146,26 @@ fn all_vnics(host: usize, own: &OwnVnics, now_s: u64) -> HostVnics {
 }
 
 /// A transaction of a host's publisher: the members of networks, of which each part is another one than before.
-pub fn members(host: usize, own: &OwnVnics, number: u64) -> Writes {
+pub fn members(host: usize, own: &OwnVnics) -> Writes {
     let part = format!("hosts/{}", host_name(host));
     let parts = all_vnics(host, own, 0).members().parts().into_iter();
     let write = |(number, value)| (key(&format!("{part}/data/members/{number}")), encoded(&value));
-    parts.map(write).chain(receipt(&part, "2", number)).collect()
+    parts.map(write).collect()
 }
 
 /// A transaction of a host's publisher: all its vNICs, with what they do.
-pub fn vnics(host: usize, own: &OwnVnics, number: u64, now_s: u64) -> Writes {
-    vnics_parts(host, HostVnics { at_s: now_s, ..all_vnics(host, own, now_s) }.encoded(), number)
+pub fn vnics(host: usize, own: &OwnVnics, now_s: u64) -> Writes {
+    vnics_parts(host, HostVnics { at_s: now_s, ..all_vnics(host, own, now_s) }.encoded())
 }
 
 /// The same again. Nobody follows it, so only the lengths of its values count.
-pub fn vnics_again(host: usize, lengths: &[usize], number: u64) -> Writes {
-    vnics_parts(host, lengths.iter().map(|length| vec![b' '; *length]).collect(), number)
+pub fn vnics_again(host: usize, lengths: &[usize]) -> Writes {
+    vnics_parts(host, lengths.iter().map(|length| vec![b' '; *length]).collect())
 }
 
-fn vnics_parts(host: usize, parts: Vec<Vec<u8>>, number: u64) -> Writes {
+fn vnics_parts(host: usize, parts: Vec<Vec<u8>>) -> Writes {
     let (part, mut parts) = (format!("vnics/{}", host_name(host)), parts.into_iter());
-    let mut writes: Writes =
-        (0..PARTS_OF_VNICS).map(|number| (key(&format!("{part}/data/{number}")), parts.next())).collect();
-    writes.extend(receipt(&part, "1", number));
-    writes
+    (0..PARTS_OF_VNICS).map(|number| (key(&format!("{part}/data/{number}")), parts.next())).collect()
 }
 
 /// A controller's transaction, by a store of its own.

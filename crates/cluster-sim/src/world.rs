@@ -154,7 +154,6 @@ pub struct Host {
     said: Option<(usize, usize)>,
     said_at: u64,
     written_at: u64,
-    written: u64,
     spoke: u64,
     /// vNICs that have gone, and how many of them had when it last said which ones it has.
     gone: usize,
@@ -211,7 +210,7 @@ impl World {
             let record = words::record(host);
             let followed = words::has_followed(0, BTreeMap::new(), Vec::new(), EPOCH_S);
             world.commit(words::begins(host, &record), false);
-            world.commit(words::followed(host, followed, 1), false);
+            world.commit(words::followed(host, followed), false);
         }
         world.control.host_count = setting.hosts;
         world.give_all();
@@ -224,7 +223,7 @@ impl World {
         // Their beats are spread, as they are where hosts came up one by one.
         for host in 0..setting.hosts {
             world.begin(host);
-            (world.hosts[host].is_recorded, world.hosts[host].written) = (true, 1);
+            world.hosts[host].is_recorded = true;
             let at = world.draw(BEAT);
             world.plan(at, Event::Vnics(host, world.hosts[host].spoke));
             if setting.churn_s > 0 {
@@ -631,8 +630,7 @@ impl World {
         let followed = words::has_followed(carried, ranges, problems, self.now_s());
         let host = &mut self.hosts[number];
         (host.said, host.said_at, host.is_waiting) = (Some(said), self.now, false);
-        host.written += 1;
-        let writes = words::followed(number, followed, self.hosts[number].written);
+        let writes = words::followed(number, followed);
         let (done, _) = self.commit(writes, false);
         self.hosts[number].is_writing = true;
         self.plan(done - self.now, Event::Written(number));
@@ -660,11 +658,11 @@ impl World {
         let members = is_new.then(|| {
             host.members_of = Some(host.gone);
             host.members_written += 1;
-            words::members(number, &own, host.members_written)
+            words::members(number, &own)
         });
         let vnics = match host.vnics_lengths.is_empty() {
-            true => words::vnics(number, &own, host.spoke, now_s),
-            false => words::vnics_again(number, &host.vnics_lengths, host.spoke),
+            true => words::vnics(number, &own, now_s),
+            false => words::vnics_again(number, &host.vnics_lengths),
         };
         let values = vnics.iter().take(words::PARTS_OF_VNICS).filter_map(|(_, value)| value.as_ref());
         host.vnics_lengths = values.map(Vec::len).collect();
