@@ -12,7 +12,9 @@ use crate::container_names;
 use crate::failure::{Context, Result, fail};
 use freeflow_hostnet::ports;
 use freeflow_hostnet::run_dir::{RunDir, lock_file, write_atomically};
+use freeflow_protocol::admin::VnicStatus;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -215,6 +217,20 @@ impl Attachments {
         for attachment in self.list().iter().filter(|attachment| is_over(attachment)) {
             let ended = self.end(attachment, admin.as_deref_mut());
             first = first.and(ended);
+        }
+        first
+    }
+
+    /// Ends vNICs that a plugin asked for before it was killed, and that were made after their attachment had ended.
+    pub fn end_orphans(&self, admin: &mut Admin) -> Result<()> {
+        // In this order: a vNIC has its attachment before it is made.
+        let vnics = admin.vnics()?;
+        let attached: BTreeSet<String> = self.list().into_iter().map(|attachment| attachment.vnic).collect();
+        let is_pods = |vnic: &&VnicStatus| vnic.labels.iter().any(|(key, value)| key == "engine" && value == ENGINE);
+        let mut first = Ok(());
+        for vnic in vnics.iter().filter(is_pods).filter(|vnic| !attached.contains(&vnic.id)) {
+            ports::unplug(&self.run_dir, &vnic.id);
+            first = first.and(admin.detach(&vnic.id));
         }
         first
     }

@@ -133,7 +133,9 @@ fn collect(run_dir: &RunDir, base: &Base) -> CniResult<()> {
         let is_it = |one: &Valid| (&one.container, &one.interface) == (&key.container, &key.interface);
         key.configuration == base.name && valid.as_ref().is_some_and(|valid| !valid.iter().any(is_it))
     };
-    Ok(attachments.end_all(admin.as_mut(), is_stale).and(settled)?)
+    let ended = attachments.end_all(admin.as_mut(), is_stale);
+    let without = admin.as_mut().map_or(Ok(()), |admin| attachments.end_orphans(admin));
+    Ok(settled.and(ended).and(without)?)
 }
 
 fn status(run_dir: &RunDir, configuration: &Configuration) -> CniResult<()> {
