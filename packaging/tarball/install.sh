@@ -132,7 +132,9 @@ install_all() {
     # Files of an earlier version that this one lacks.
     if [ -f "$work/former" ]; then
         while read -r file; do
-            grep -qxF -- "$file" "$work/names" || rm -f "$root$file"
+            code=0
+            grep -qxF -- "$file" "$work/names" || code=$?
+            [ "$code" != 1 ] || rm -f "$root$file"
         done <"$work/former"
     fi
     list_files <"$work/names"
@@ -161,7 +163,8 @@ uninstall_all() {
     fi
     # Whoever started them, and in whatever run directory. Nothing could take them down later. An install that failed
     # may lack the programs.
-    if [ -z "$root" ] && [ -d /run/freeflow-hosts ] && [ -x "$prefix/bin/freeflow" ]; then
+    if [ -z "$root" ] && [ -d /run/freeflow-hosts ] && [ -x "$prefix/bin/freeflow" ] &&
+        [ -x "$prefix/lib/freeflow/freeflow-router" ]; then
         "$prefix/bin/freeflow" down --all --force || fail "a host is up that can't be taken down; nothing was removed"
     fi
     echo "$files" | while read -r file; do

@@ -1,19 +1,21 @@
 //! Containers of engines, as the CDI hook has given them vNICs: one JSON file each in `RUN_DIR/engines`, and in
 //! `RUN_DIR/engines/ended` the addresses of those that have ended, for a container that is started again under its id.
 //!
-//! An engine runs a container's hooks one after the other, so a file has one writer at a time.
+//! An engine runs a container's hooks one after the other. Whoever makes or ends a container's record has the lock.
 
 use crate::failure::{Context, Result, fail};
 use crate::process::Process;
 use crate::record::now_s;
-use freeflow_hostnet::run_dir::{RunDir, write_atomically};
+use freeflow_hostnet::run_dir::{RunDir, lock_file, write_atomically};
 use serde::{Deserialize, Serialize};
-use std::fs::{self, DirBuilder};
+use std::fs::{self, DirBuilder, File};
 use std::net::IpAddr;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+/// No container's id begins so.
+const LOCK: &str = ".lock";
 /// Longest id of a container, bytes: it becomes a file's name and a vNIC's.
 const ID_BYTES_MAX: usize = 100;
 /// An ended container's addresses are remembered as long, seconds.
@@ -61,6 +63,12 @@ pub struct EngineContainers {
 impl EngineContainers {
     pub fn of(run_dir: &RunDir) -> Self {
         Self { directory: run_dir.path().join("engines") }
+    }
+
+    /// Held as long as the file is open.
+    pub fn lock(&self) -> Result<File> {
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.directory).context(self.directory.display())?;
+        Ok(lock_file(&self.directory.join(LOCK))?)
     }
 
     fn ended(&self) -> PathBuf {

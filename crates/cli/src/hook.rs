@@ -105,12 +105,13 @@ pub fn create_runtime(run_dir: &RunDir, wanted: Wanted<'_>) -> Result<()> {
         true => failure,
         false => Failure::new(format!("{ROOTLESS} ({failure})")),
     })?;
+    let containers = EngineContainers::of(run_dir);
+    let lock = containers.lock()?;
     let mut container = begin(run_dir, &mut admin, &state, process)?;
-    let result = add_vnic(run_dir, &mut admin, wanted, &state, &mut container, (&root, &library));
-    if result.is_err() {
-        // No program starts, and the engine may run no other hook for it.
-        let _ = take_back(run_dir, Some(&mut admin), &container);
-        EngineContainers::of(run_dir).remove(&state.id);
+    let result = add_vnic(run_dir, &mut admin, wanted, &state, &mut container, (&root, &library), lock);
+    // No program starts, and the engine may run no other hook for it. A record stays for what could not be taken back.
+    if result.is_err() && take_back(run_dir, Some(&mut admin), &container).is_ok() {
+        containers.remove(&state.id);
     }
     result
 }
@@ -133,6 +134,7 @@ fn begin(run_dir: &RunDir, admin: &mut Admin, state: &State, process: Process) -
     Ok(EngineContainer { id: state.id.clone(), process, vnics: Vec::new() })
 }
 
+/// `lock` is given back once the vNIC is recorded.
 fn add_vnic(
     run_dir: &RunDir,
     admin: &mut Admin,
@@ -140,6 +142,7 @@ fn add_vnic(
     state: &State,
     container: &mut EngineContainer,
     (root, library): (&Path, &Path),
+    lock: File,
 ) -> Result<()> {
     let number = container.vnics.len();
     if number == VNIC_COUNT_MAX {
@@ -164,6 +167,7 @@ fn add_vnic(
         directory: PathBuf::from(&vnic.directory),
     });
     EngineContainers::of(run_dir).put(container)?;
+    drop(lock);
     let meeting = meet(run_dir, &vnic.network);
     // A network that has a vNIC stays, so this is the one that the vNIC is in.
     let bridge = bridges::ensure(run_dir, &admin.network(&vnic.network)?)?;
@@ -319,41 +323,60 @@ fn inject(container: &EngineContainer, root: &Path, library: &Path) -> Result<()
 
 /// Takes a container's vNICs back. Without a router the vNICs are left for the next `freeflow up`, since their process
 /// is recorded with them.
+///
+/// # Errors
+/// The first one; the other vNICs are taken back all the same.
 fn take_back(run_dir: &RunDir, mut admin: Option<&mut Admin>, container: &EngineContainer) -> Result<()> {
-    for vnic in container.vnics.iter().filter(|vnic| !vnic.is_of_pod) {
-        if vnic.is_declared {
-            // Another container's, if this one was refused it.
-            if !Holders::of(run_dir).release(&vnic.id, &container.id, admin.as_deref_mut())? {
-                continue;
-            }
-            ports::unplug(run_dir, &vnic.id);
-        } else {
-            ports::unplug(run_dir, &vnic.id);
-            admin.as_deref_mut().map_or(Ok(()), |admin| admin.detach(&vnic.id))?;
+    let own = container.vnics.iter().filter(|vnic| !vnic.is_of_pod);
+    let results = own.map(|vnic| take_one_back(run_dir, admin.as_deref_mut(), &container.id, vnic));
+    results.fold(Ok(()), Result::and)
+}
+
+fn take_one_back(run_dir: &RunDir, mut admin: Option<&mut Admin>, container: &str, vnic: &ContainerVnic) -> Result<()> {
+    if vnic.is_declared {
+        // Another container's, if this one was refused it.
+        if !Holders::of(run_dir).release(&vnic.id, container, admin.as_deref_mut())? {
+            return Ok(());
         }
-        if let Some(admin) = admin.as_deref_mut() {
-            container_names::leave(run_dir, admin, &vnic.id, vnic.is_declared);
-        }
+        ports::unplug(run_dir, &vnic.id);
+    } else {
+        ports::unplug(run_dir, &vnic.id);
+        admin.as_deref_mut().map_or(Ok(()), |admin| admin.detach(&vnic.id))?;
+    }
+    if let Some(admin) = admin {
+        container_names::leave(run_dir, admin, &vnic.id, vnic.is_declared);
     }
     Ok(())
 }
 
 /// Takes back what containers had whose engine has run no hook at their end.
+///
+/// # Errors
+/// The first one; the other containers are settled all the same.
 pub fn settle(run_dir: &RunDir, admin: &mut Admin) -> Result<()> {
     let containers = EngineContainers::of(run_dir);
-    for container in containers.dead() {
+    let mut settle_one = |container: EngineContainer| {
+        let _lock = containers.lock()?;
+        // Its engine may have started it again meanwhile.
+        if containers.get(&container.id)?.as_ref() != Some(&container) {
+            return Ok(());
+        }
         take_back(run_dir, Some(admin), &container)?;
-        containers.end(container)?;
-    }
-    Ok(())
+        containers.end(container)
+    };
+    let results: Vec<Result<()>> = containers.dead().into_iter().map(&mut settle_one).collect();
+    results.into_iter().fold(Ok(()), Result::and)
 }
 
 /// The first of a container's hooks takes all its vNICs back.
 pub fn poststop(run_dir: &RunDir, wanted: Wanted<'_>) -> Result<()> {
     let state = read_state()?;
     let containers = EngineContainers::of(run_dir);
+    let _lock = containers.lock()?;
     let recorded = containers.get(&state.id)?;
-    if recorded.is_none() && containers.has_ended(&state.id) {
+    // Another one's, under the same id: this one was refused it.
+    let is_others = recorded.as_ref().is_some_and(|container| container.process.is_alive());
+    if is_others || recorded.is_none() && containers.has_ended(&state.id) {
         return Ok(());
     }
     let mut admin = match Admin::look(run_dir) {
@@ -366,8 +389,15 @@ pub fn poststop(run_dir: &RunDir, wanted: Wanted<'_>) -> Result<()> {
         return containers.end(container);
     }
     // Of a container that a former version gave its vNIC.
+    let is_alive =
+        |vnic: VnicStatus| vnic.id == state.id && process_of(&vnic).is_some_and(|process| process.is_alive());
     let had = match wanted {
         Wanted::Network(..) => {
+            if let Some(admin) = admin.as_mut()
+                && admin.vnics()?.into_iter().any(is_alive)
+            {
+                return Ok(());
+            }
             ports::unplug(run_dir, &state.id);
             admin.as_mut().map_or(Ok(()), |admin| admin.detach(&state.id))?;
             Some((state.id.as_str(), false))

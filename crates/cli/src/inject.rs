@@ -84,6 +84,7 @@ impl Sources {
             LIBRARIES.into_iter().map(|name| Library::open(directory, name)).collect();
         let (vnic, classes) = (protected(vnic)?, Classes::open(vnics)?);
         let null_device = detached(Path::new("/dev/null"))?;
+        sys::protect_device_mount(null_device.as_fd()).context("/dev/null")?;
         Ok(Self { vnic, null_device, libraries: libraries?, classes, host_devices: host_devices()? })
     }
 }

@@ -187,6 +187,11 @@ pub fn protect_mount(mount: BorrowedFd<'_>) -> io::Result<()> {
     set_mount(mount, libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV, 0)
 }
 
+/// The same for one of a device, which can be written to all the same: its mode and owner are the host's.
+pub fn protect_device_mount(mount: BorrowedFd<'_>) -> io::Result<()> {
+    set_mount(mount, libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NOEXEC, 0)
+}
+
 /// The same for one that holds no programs.
 pub fn protect_data_mount(mount: BorrowedFd<'_>) -> io::Result<()> {
     protect_mount(mount)?;

@@ -419,8 +419,9 @@ fn reconcile(run_dir: &RunDir, admin: &mut Admin) -> Result<Vec<String>> {
     let records = Records::of(run_dir);
     records.reconcile(Some(admin))?;
     let attachments = Attachments::of(run_dir);
-    attachments.settle(Some(admin), |attachment| attachment.namespace.seen_at(&attachment.path))?;
-    hook::settle(run_dir, admin)?;
+    // Those that live are brought into line also where a dead one can't be ended.
+    let settled = attachments.settle(Some(admin), |attachment| attachment.namespace.seen_at(&attachment.path));
+    let settled = settled.and(hook::settle(run_dir, admin));
     // In this order: a container that starts meanwhile has a record before its vNIC, and that before its interface.
     let ports = ports::list(run_dir)?;
     let vnics = admin.vnics()?;
@@ -458,6 +459,7 @@ fn reconcile(run_dir: &RunDir, admin: &mut Admin) -> Result<Vec<String>> {
     let of_pods = attached.into_iter().map(|attachment| (attachment.vnic, attachment.name));
     let is_known = |record: &Record| record.vnic_ids().all(|id| known.contains(id));
     let records = live.into_iter().filter(|record| !is_known(record)).map(|record| record.name);
+    settled?;
     Ok(records.chain(of_pods.filter(|(vnic, _)| !known.contains(vnic.as_str())).map(|(_, name)| name)).collect())
 }
 

@@ -199,9 +199,16 @@ impl EventChannel {
     /// A pipe has ended, and all that were on it know. False if it was the last one: it stays, so
     /// that the program goes on finding its end.
     pub fn drop_pipe(&self, ended: &Arc<Pipe>) -> bool {
-        let has_another = lock(&self.pipes).iter().any(|pipe| pipe.is_open() && !Arc::ptr_eq(pipe, ended));
+        let has_another = {
+            // Until it has ended: of the last two, one stays.
+            let pipes = lock(&self.pipes);
+            let has_another = pipes.iter().any(|pipe| pipe.is_open() && !Arc::ptr_eq(pipe, ended));
+            if has_another {
+                ended.end(self.descriptor());
+            }
+            has_another
+        };
         if has_another {
-            ended.close(true);
             let count = lock(&self.backlog).entries.len();
             self.mark(count);
         }
@@ -412,7 +419,14 @@ impl EventChannel {
             unsafe { libc::close(descriptor) };
         }
         // Of one pipe the descriptor is the program's.
-        lock(&self.pipes).iter().for_each(|pipe| pipe.close(self.born.is_here()));
+        if self.born.is_here() {
+            lock(&self.pipes).iter().for_each(|pipe| pipe.close(true));
+        } else if let Ok(pipes) = self.pipes.try_lock() {
+            pipes.iter().for_each(|pipe| pipe.close(false));
+        } else {
+            // Another thread of the parent had the lock when this process was forked.
+            self.first.close(false);
+        }
     }
 }
 

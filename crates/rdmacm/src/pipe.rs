@@ -7,7 +7,7 @@ use freeflow_protocol::cm::{CmReply, CmRequest};
 use freeflow_protocol::library::Handle;
 use std::os::fd::{IntoRawFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 pub(crate) struct Pipe {
     pub device: Arc<Device>,
@@ -15,6 +15,7 @@ pub(crate) struct Pipe {
     pub handle: Handle,
     /// -1 once it is closed.
     descriptor: AtomicI32,
+    has_ended: AtomicBool,
 }
 
 impl Pipe {
@@ -24,7 +25,12 @@ impl Pipe {
         let (Some(CmReply::Channel { channel: handle }), Some(descriptor)) = answer else {
             return Err(libc::EIO);
         };
-        Ok(Arc::new(Self { device, handle, descriptor: AtomicI32::new(descriptor.into_raw_fd()) }))
+        Ok(Arc::new(Self {
+            device,
+            handle,
+            descriptor: AtomicI32::new(descriptor.into_raw_fd()),
+            has_ended: AtomicBool::new(false),
+        }))
     }
 
     /// -1 once it is closed.
@@ -33,8 +39,17 @@ impl Pipe {
         self.descriptor.load(Ordering::Acquire)
     }
 
+    /// Neither closed nor ended.
     pub fn is_open(&self) -> bool {
-        self.descriptor() >= 0
+        self.descriptor() >= 0 && !self.has_ended.load(Ordering::Acquire)
+    }
+
+    /// The router's part is gone. The descriptor stays until the channel is closed, since other threads may be about to
+    /// read it; `epoll` reports it no more, also where a child of `fork` has a copy of it.
+    pub fn end(&self, epoll: RawFd) {
+        self.has_ended.store(true, Ordering::Release);
+        // SAFETY: numbers; a removal takes no event.
+        unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_DEL, self.descriptor(), std::ptr::null_mut()) };
     }
 
     /// `is_ours`: the router's part is this process', and not its parent's.

@@ -102,6 +102,21 @@ fn repeat_at(id: &Id, pipe: &Pipe) -> Outcome<Home> {
     Ok(home)
 }
 
+/// The identifier is as it was before it listened, at its own device.
+pub(crate) fn listen_no_more(id: &Id) {
+    let (channel, address) = {
+        let state = id.state();
+        (state.channel.clone(), state.bound)
+    };
+    let device = id.home().device;
+    let Ok(home) = channel.pipe_of(&device).and_then(|pipe| repeat_at(id, &pipe)) else { return };
+    undo(&id.set_home(home.clone()));
+    if let Some(address) = address {
+        // SAFETY: the device is there.
+        let _ = unsafe { bound(home.device.context(), CmRequest::Bind { id: home.handle, address }) };
+    }
+}
+
 /// A listener at a wildcard address listens at all vNICs, at the same port.
 pub(crate) fn listen_at_others(id: &Id, local: CmAddress, backlog: u32) -> Outcome<()> {
     let channel = id.state().channel.clone();

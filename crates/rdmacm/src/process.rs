@@ -80,7 +80,8 @@ impl Process {
         // SAFETY: the context is open. libibverbs names another device once the router is another
         // one.
         let is = |device: &&Arc<Device>, newest| unsafe { (*device.context()).device } == newest;
-        let devices: Outcome<Vec<Arc<Device>>> = newest
+        // One that can't be opened takes nothing from the others.
+        let opened: Vec<Outcome<Arc<Device>>> = newest
             .map(|newest| match current.iter().find(|device| is(device, newest)) {
                 Some(device) => Ok(device.clone()),
                 None => Device::open(newest),
@@ -88,9 +89,10 @@ impl Process {
             .collect();
         // SAFETY: from above, once.
         unsafe { verbs::ibv_free_device_list(list) };
-        let devices = devices?;
+        let error = opened.iter().find_map(|device| device.as_ref().err().copied());
+        let devices: Vec<Arc<Device>> = opened.into_iter().flatten().collect();
         if devices.is_empty() {
-            return Err(libc::ENODEV);
+            return Err(error.unwrap_or(libc::ENODEV));
         }
         current.clone_from(&devices);
         Ok(devices)

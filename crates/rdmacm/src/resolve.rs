@@ -4,7 +4,7 @@ use crate::boundary::{Outcome, status};
 use crate::call::{bound, command};
 use crate::endpoint::complete;
 use crate::id::Id;
-use crate::placing::{listen_at_others, place_at, place_towards};
+use crate::placing::{listen_at_others, listen_no_more, place_at, place_towards};
 use crate::privilege::check_port;
 use crate::route::note_local;
 use freeflow_abi::{rdma_cm_id, rdma_socket_address};
@@ -120,8 +120,10 @@ pub unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_i
         let backlog = u32::try_from(backlog).unwrap_or(0);
         // SAFETY: the identifier's device is there.
         let local = unsafe { bound(id.context()?, CmRequest::Listen { id: id.handle(), backlog })? };
+        // None listens if one can't.
+        listen_at_others(id, local, backlog).inspect_err(|_| listen_no_more(id))?;
         note_local(id, local);
-        listen_at_others(id, local, backlog)
+        Ok(())
     })
 }
 

@@ -45,7 +45,7 @@ const NAME_AT: usize = 19;
 fn close_listed(first: c_int) -> bool {
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
     // SAFETY: the path is a C string.
-    let folder = unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, c"/proc/self/fd".as_ptr(), flags) };
+    let folder = unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, c"/proc/thread-self/fd".as_ptr(), flags) };
     let Ok(folder) = c_int::try_from(folder) else { return false };
     if folder < 0 {
         return false;

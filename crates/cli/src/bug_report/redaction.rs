@@ -103,7 +103,13 @@ pub fn document(value: Value) -> Value {
             };
             Value::Object(fields.into_iter().map(kept).collect())
         }
-        Value::Array(items) => Value::Array(items.into_iter().map(document).collect()),
+        Value::Array(items) => match items.as_slice() {
+            // As labels are listed.
+            [Value::String(name), Value::String(_)] if is_secret_name(name) => {
+                Value::Array(vec![name.as_str().into(), REMOVED.into()])
+            }
+            _ => Value::Array(items.into_iter().map(document).collect()),
+        },
         Value::String(string) => Value::String(text(&string)),
         other => other,
     }
@@ -134,8 +140,10 @@ mod tests {
         let pem = "a\n-----BEGIN EC PRIVATE KEY-----\nMHc\n-----END EC PRIVATE KEY-----\nb\n";
         assert_eq!(text(pem), "a\n[removed]\nb\n");
         assert_eq!(text("x -----BEGIN A-----\nrest without an end\n"), "[removed]\n");
-        let value = json!({"annotations": {"a": "b"}, "secretName": "s", "tokens": 3, "list": ["ff1.x", "y"]});
-        let kept = json!({"annotations": REMOVED, "secretName": REMOVED, "tokens": 3, "list": [REMOVED, "y"]});
+        let value = json!({"annotations": {"a": "b"}, "secretName": "s", "tokens": 3, "list": ["ff1.x", "y"],
+            "labels": [["access-token", "x"], ["role", "db"]]});
+        let kept = json!({"annotations": REMOVED, "secretName": REMOVED, "tokens": 3, "list": [REMOVED, "y"],
+            "labels": [["access-token", REMOVED], ["role", "db"]]});
         assert_eq!(document(value), kept);
     }
 }

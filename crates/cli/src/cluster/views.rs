@@ -115,7 +115,8 @@ mod tests {
             let entry = Entry { key: key.clone(), value, created, modified, lease: None };
             view.take(News::Changed(Revision(2), vec![(key, Some(entry))]));
         };
-        let said = json!({"at_s": 1, "vnics": [{"name": "database", "title": "t"}]});
+        let said = json!({"at_s": 1, "vnics": [
+            {"name": "database", "title": "t", "network": "blue", "addresses": ["10.50.224.2"]}]});
         for number in 1..=2 {
             let record = json!({"address": format!("192.0.2.{number}"), "control_port": 4790,
                 "public_key": format!("{number:064x}"), "default_range": format!("10.111.{number}.0/24")});

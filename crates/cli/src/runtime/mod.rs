@@ -138,8 +138,8 @@ fn prepare(run_dir: &RunDir, arguments: &Runtime, settings: &Settings, path: &Pa
     }
     let decided = if is_injected { injected } else { given };
     let absolute = std::path::absolute(bundle.path()).context(path.display())?;
-    let fallback = pod_network(run_dir, &bundle.configuration)?.unwrap_or_else(|| DEFAULT_NETWORK.into());
-    let devices = policy::devices(settings, decided, &bundle.configuration, &absolute, &fallback)?;
+    let fallback = || Ok(pod_network(run_dir, &bundle.configuration)?.unwrap_or_else(|| DEFAULT_NETWORK.into()));
+    let devices = policy::devices(settings, decided, &bundle.configuration, &absolute, fallback)?;
     if devices.len() > VNIC_COUNT_MAX {
         fail!("a container can have {VNIC_COUNT_MAX} vNICs, and this one is to have {}", devices.len());
     }
@@ -159,14 +159,21 @@ fn prepare(run_dir: &RunDir, arguments: &Runtime, settings: &Settings, path: &Pa
     bundle.write()
 }
 
-/// The network in which the CNI plugin has given the container's pod a vNIC, if it is one alone.
+/// The network in which the CNI plugin has given the container's pod a vNIC.
+///
+/// # Errors
+/// It has vNICs in several.
 fn pod_network(run_dir: &RunDir, configuration: &Value) -> Result<Option<String>> {
     let namespaces = configuration["linux"]["namespaces"].as_array().into_iter().flatten();
     let path = namespaces.filter(|one| one["type"] == "network").find_map(|one| one["path"].as_str());
     let Some(path) = path.filter(|path| !path.is_empty()) else { return Ok(None) };
     let networks: Vec<String> =
         Attachments::of(run_dir).at(Path::new(path))?.into_iter().map(|attachment| attachment.network).collect();
-    Ok(<[String; 1]>::try_from(networks).ok().map(|[network]| network))
+    match networks.as_slice() {
+        [] => Ok(None),
+        [network] => Ok(Some(network.clone())),
+        several => fail!("the pod has vNICs in the networks {}: name one", several.join(", ")),
+    }
 }
 
 /// A container's state, as a runtime prints it.

@@ -191,7 +191,7 @@ pub fn devices(
     given: Vec<Device>,
     configuration: &Value,
     bundle: &Path,
-    fallback: &str,
+    fallback: impl FnOnce() -> Result<String>,
 ) -> Result<Vec<Device>> {
     let copies_annotations = bundle.file_name().is_some_and(|name| name == STORAGE_BUNDLE);
     if is_sandbox(configuration, copies_annotations) {
@@ -230,7 +230,7 @@ pub fn devices(
         }
     }
     if chosen.is_empty() {
-        chosen.push(Device::new(Kind::Network, fallback));
+        chosen.push(Device::new(Kind::Network, &fallback()?));
     }
     Ok(chosen)
 }
@@ -250,7 +250,7 @@ mod tests {
 
     fn all_of(settings: &str, given: Vec<Device>, configuration: Value) -> Result<Vec<Device>> {
         let bundle = Path::new("/run/engine/task/id");
-        devices(&serde_json::from_str(settings).unwrap(), given, &configuration, bundle, "default")
+        devices(&serde_json::from_str(settings).unwrap(), given, &configuration, bundle, || Ok("default".into()))
     }
 
     fn refusal<T: fmt::Debug>(result: Result<T>) -> String {
@@ -269,7 +269,9 @@ mod tests {
         assert!(refusal(of(lists, None, annotated.clone())).contains("annotations may not"));
         // podman copies an image's annotations into its bundle.
         let podman = Path::new("/var/lib/containers/storage/overlay-containers/id/userdata");
-        let refused = devices(&Settings::default(), Vec::new(), &annotated, podman, "default").unwrap_err().to_string();
+        let refused = devices(&Settings::default(), Vec::new(), &annotated, podman, || Ok("default".into()))
+            .unwrap_err()
+            .to_string();
         assert!(refused.contains("--device freeflow.io/net=red"), "{refused}");
         let vnic = json!({"annotations": {"freeflow.io/vnic": "database"}});
         assert_eq!(of("{}", None, vnic).unwrap(), Some(Device::new(Kind::Vnic, "database")));
@@ -318,7 +320,9 @@ mod tests {
         assert_eq!(of("{}", None, sandbox.clone()).unwrap(), None);
         assert_eq!(of("{}", Some(network("red")), sandbox.clone()).unwrap(), None);
         // podman copies an image's annotations.
-        let podman = devices(&Settings::default(), vec![network("red")], &sandbox, Path::new("/x/userdata"), "default");
+        let podman = devices(&Settings::default(), vec![network("red")], &sandbox, Path::new("/x/userdata"), || {
+            Ok("default".into())
+        });
         assert_eq!(podman.unwrap(), [network("red")]);
     }
 
