@@ -96,6 +96,10 @@ impl Writer {
                 }
                 Ok(Some(manager))
             }
+            Self::TakeOver if old.is_none() && name.starts_with(KUBERNETES_PREFIX) => {
+                let message = format!("names that begin with {KUBERNETES_PREFIX} are {KUBERNETES}'");
+                invalid(kind, name, "metadata.name", message)
+            }
             Self::TakeOver => Ok(None),
             Self::Copy => {
                 new.manager.as_ref().map_or(Ok(()), |manager| check_manager(kind, name, manager))?;

@@ -81,7 +81,11 @@ pub fn text(text: &str) -> String {
                 kept.push_str(REMOVED);
                 kept.push('\n');
             }
-            is_in_pem = !each.contains(PEM_END);
+            // One may end and another begin in the same line.
+            is_in_pem = match (each.rfind(PEM_BEGIN), each.rfind(PEM_END)) {
+                (Some(begin), end) => end < Some(begin),
+                (None, end) => end.is_none(),
+            };
             continue;
         }
         let (content, end) = each.strip_suffix('\n').map_or((each, ""), |content| (content, "\n"));
@@ -96,7 +100,7 @@ pub fn document(value: Value) -> Value {
     match value {
         Value::Object(fields) => {
             let kept = |(name, value): (String, Value)| {
-                let is_text = value.is_string() || value.is_array() || name == "annotations";
+                let is_text = !(value.is_number() || value.is_boolean() || value.is_null());
                 let goes = is_secret_name(&name) && is_text || name == "annotations" && !value.is_null();
                 let value = if goes { REMOVED.into() } else { document(value) };
                 (name, value)

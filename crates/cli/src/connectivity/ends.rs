@@ -72,8 +72,8 @@ impl Contained {
 
     /// Waits for the end of the container, and ends it if it takes too long. What it said of its failure.
     fn finish(mut self) -> Option<String> {
-        self.end(END_TIME);
-        self.said()
+        // The text of a living one has no end.
+        if self.end(END_TIME) { self.said() } else { None }
     }
 
     fn said(&mut self) -> Option<String> {
@@ -84,17 +84,19 @@ impl Contained {
         (!text.is_empty()).then_some(text)
     }
 
-    fn end(&mut self, patience: Duration) {
+    /// False if it does not end.
+    fn end(&mut self, patience: Duration) -> bool {
         if let Some(process) = Process::of(self.child.id())
             && !process.wait_end(patience)
         {
             let _ = process.signal(Signal::TERM);
             if !process.wait_end(END_TIME) {
                 output::complaint(format!("container {} does not end; remove it with: freeflow rm -f", self.name));
-                return;
+                return false;
             }
         }
         let _ = self.child.wait();
+        true
     }
 }
 

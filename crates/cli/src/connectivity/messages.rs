@@ -4,7 +4,7 @@
 //! The other end may be anybody of the network: lines are bounded, a line that makes no sense ends the conversation,
 //! and nothing in them is used but numbers of the test's own objects.
 
-use crate::failure::{Context as _, Result, fail};
+use crate::failure::{Context as _, Failure, Result, fail};
 use freeflow_verbs::PathMtu;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -104,7 +104,11 @@ impl Conversation {
         loop {
             if let Some(end) = self.line.iter().position(|&byte| byte == b'\n') {
                 let line: Vec<u8> = self.line.drain(..=end).collect();
-                return Ok(Some(serde_json::from_slice(&line[..end]).context("the other end's message")?));
+                // The error names what came.
+                let message = serde_json::from_slice(&line[..end]).map_err(|error| {
+                    Failure::new(format!("the other end's message: {}", printable(&error.to_string())))
+                })?;
+                return Ok(Some(message));
             }
             if self.line.len() > LINE_BYTES_MAX {
                 fail!("the other end's message is longer than {LINE_BYTES_MAX} bytes");

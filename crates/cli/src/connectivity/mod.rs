@@ -236,9 +236,9 @@ fn peer_pairs(run_dir: &RunDir, arguments: &Connectivity, rows: &mut Vec<Row>) -
         false => networks(run_dir, arguments)?,
     };
     let mut pairs = Vec::new();
-    for network in names {
+    for network in &names {
         let partners = match arguments.all_hosts {
-            true => responders(run_dir, &network, &host)?,
+            true => responders(run_dir, network, &host)?,
             false => arguments.peers.iter().map(|address| (address.to_string(), *address)).collect(),
         };
         for (to_name, address) in partners {
@@ -253,6 +253,13 @@ fn peer_pairs(run_dir: &RunDir, arguments: &Connectivity, rows: &mut Vec<Row>) -
         }
     }
     if arguments.all_hosts {
+        for network in names.iter().filter(|network| !pairs.iter().any(|pair: &Pair| pair.network == **network)) {
+            let is_named = !arguments.networks.is_empty();
+            let verdict = if is_named { Verdict::Failed } else { Verdict::Skipped };
+            let check = Check::new("ends", verdict, "no end answers in this network")
+                .with_remedy(format!("run on each host: freeflow test connectivity --respond --network {network}"));
+            rows.push(Row { network: network.clone(), from: host.clone(), to: "-".into(), check });
+        }
         for peer in Admin::connect(run_dir)?.peers()?.peers {
             let answers = responder(&peer.host);
             if !pairs.iter().any(|pair| pair.to_name == answers) {

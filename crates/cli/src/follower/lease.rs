@@ -20,8 +20,10 @@ const LATE_NS: u64 = 60_000_000_000;
 /// The time of a lease that is over from the beginning, where the cluster names none.
 const FIRST_S: u64 = 86_400;
 
-/// News of the last word's revision are awaited so long; then all is listed anew.
+/// News of the last word's revision are awaited so long; then all is listed again, and awaited twice as long: a list
+/// that takes long is not given up for another one.
 const NEWS_TIME: Duration = Duration::from_secs(3);
+const NEWS_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// The lease, as the router says it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -62,6 +64,8 @@ pub struct OwnLease {
     is_first: bool,
     /// When the news were begun anew for the candidate's sake, or the candidate came.
     awaited: Option<Instant>,
+    /// How long they are awaited now.
+    news_time: Duration,
 }
 
 /// Networks whose range on a host another one says that it has. It is believed only where it may be so: the host's
@@ -90,7 +94,21 @@ impl OwnLease {
         let silent_since_ns = boottime_ns();
         let (status, told, candidate, saying, doubtful, had, said) = Default::default();
         let (was_known, is_first, awaited) = Default::default();
-        Self { status, told, candidate, saying, silent_since_ns, doubtful, had, said, was_known, is_first, awaited }
+        let news_time = NEWS_TIME;
+        Self {
+            status,
+            told,
+            candidate,
+            saying,
+            silent_since_ns,
+            doubtful,
+            had,
+            said,
+            was_known,
+            is_first,
+            awaited,
+            news_time,
+        }
     }
 
     /// Whether the vNICs in the cluster's networks are stopped.
@@ -253,7 +271,7 @@ impl Follower {
         };
         self.lease.candidate = self.lease.candidate.filter(is_good).or(acknowledged.filter(is_good));
         let Some(word) = self.lease.candidate else {
-            self.lease.awaited = None;
+            (self.lease.awaited, self.lease.news_time) = (None, NEWS_TIME);
             return false;
         };
         if self.view.revision() < word.revision {
@@ -266,8 +284,9 @@ impl Follower {
     /// Where nothing changes that hosts follow, no news come of the revision of this host's own word.
     fn await_news(&mut self) {
         let since = *self.lease.awaited.get_or_insert_with(Instant::now);
-        if since.elapsed() > NEWS_TIME {
+        if since.elapsed() > self.lease.news_time {
             self.lease.awaited = Some(Instant::now());
+            self.lease.news_time = (self.lease.news_time * 2).min(NEWS_TIME_MAX);
             if let Ok(follow) = Follow::start(&self.file) {
                 self.claims.set_waker(follow.waker());
                 self.follow = follow;
