@@ -371,11 +371,13 @@ fn a_blocked_sender_is_woken_by_shutdown_and_by_room() {
     assert_eq!(receive(server, &mut got, libc::MSG_WAITALL), 1 << 20);
     assert_eq!(sender.join().unwrap(), 1 << 20);
     let sender = thread::spawn(move || send(client, &pattern(1 << 20, 0), 0));
+    // It has begun; and by now it is blocked, or goes on a little.
+    let mut left = receive(server, &mut got[..1], 0);
+    assert_eq!(left, 1);
     thread::sleep(Duration::from_millis(50));
     assert_eq!(rshutdown(client, libc::SHUT_RDWR), 0);
     let sent = sender.join().unwrap();
     assert!((1..1 << 20).contains(&sent));
-    let mut left = 0;
     while let count @ 1.. = receive(server, &mut got, 0) {
         left += count;
     }
