@@ -51,7 +51,7 @@ def leftovers(runtime):
     left = [link["ifname"] for link in links if link.get("ifalias", "").startswith(mark)]
     left += runtime.vnics()
     left += [path.name for path in (run_dir / "vnics").iterdir()]
-    left += [path.name for path in (run_dir / "engines").glob("*") if path.is_file()]
+    left += [path.name for path in (run_dir / "engines").glob("[!.]*") if path.is_file()]
     left += [line for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines() if str(runtime.root) in line]
     return left
 

@@ -1,6 +1,7 @@
 """Several vNICs in one container: each is a device of its own, in its own network."""
 
 import json
+import os
 import re
 
 import pytest
@@ -11,7 +12,7 @@ from harness.processes import run
 from harness.runtime import SECONDS, Runtime, started
 
 RED_AND_BLUE = {"freeflow.io/network": "red,blue"}
-PROGRAMS = ("sh", "ls", "cat", "sleep", "ip", "ibv_devices", "ibv_devinfo", "ibv_rc_pingpong", "rping", "ib_write_bw")
+PROGRAMS = ("sh", "ls", "cat", "sleep", "chmod", "ip", "ibv_devices", "ibv_devinfo", "ibv_rc_pingpong", "rping", "ib_write_bw")
 
 
 def declare(host, name, cidr):
@@ -85,6 +86,9 @@ def test_each_is_a_device_of_its_own(runtime):
             need(f"{address}/" in container.exec("ip", "-o", "address", "show", "dev", f"ff{number}"), "address")
             container.exec("sh", "-c", f"test -c /dev/infiniband/uverbs{number} && test -w /dev/infiniband/uverbs{number}")
         need(container.exec("ls", "/sys/class/infiniband").split() == ["freeflow0", "freeflow1"], "sysfs")
+        # It is the host's /dev/null, whose mode a container's root must not change.
+        refused = container.exec("chmod", "600", "/dev/infiniband/uverbs0", codes=(1,))
+        need("Read-only" in refused and os.stat("/dev/null").st_mode & 0o777 == 0o666, refused)
         need("lo" in container.exec("ls", "/sys/class/net").split(), "other classes")
         shown = [one for one in json.loads(runtime.host.freeflow("ps", "-o", "json")) if one["engine"] == "oci"]
         need(sorted(one["network"] for one in shown) == ["blue", "red"], shown)
