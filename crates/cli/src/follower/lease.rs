@@ -62,7 +62,7 @@ pub struct OwnLease {
     was_known: Option<bool>,
     /// It is over from the beginning: the host has come back without what it had, and etcd has no word of it since.
     is_first: bool,
-    /// When the news were begun anew for the candidate's sake, or the candidate came.
+    /// When the news were begun again for the candidate's sake, or the candidate came.
     awaited: Option<Instant>,
     /// How long they are awaited now.
     news_time: Duration,

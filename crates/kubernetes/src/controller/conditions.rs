@@ -1,5 +1,6 @@
 //! A resource's conditions, and the times in them.
 use crate::declared::{Condition, Resource, Status};
+use freeflow_verbs::civil_date;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Longest message, bytes.
@@ -73,15 +74,7 @@ pub fn is_news(resource: &Resource, said: &Said) -> bool {
 pub fn rfc3339(time: SystemTime, with_micros: bool) -> String {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     let (days, seconds) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
-    // Days since 1970-01-01 as a date of the Gregorian calendar, by eras of 400 years that begin in March.
-    let shifted = days + 719_468;
-    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let from_march = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * from_march + 2) / 5 + 1;
-    let month = if from_march < 10 { from_march + 3 } else { from_march - 9 };
-    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    let (year, month, day) = civil_date(days);
     let (hour, minute, second) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
     let micros = if with_micros { format!(".{:06}", since.subsec_micros()) } else { String::new() };
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}{micros}Z")
