@@ -2,6 +2,7 @@
 //! and it may open the device again. Nothing needs to be asked for beforehand, because the router
 //! reaches memory through the parent's page table and copy-on-write can't lead it astray.
 use freeflow_abi::IBV_FORK_UNNEEDED;
+use freeflow_client::Uncancelled;
 use freeflow_client::fork::{control_descriptors, note_child};
 use freeflow_remap::{after_fork_in_child, after_fork_in_parent, before_fork};
 use std::ffi::{c_int, c_uint};
@@ -10,7 +11,13 @@ use std::sync::Once;
 /// Runs in the child. Only async-signal-safe calls.
 extern "C" fn in_child() {
     note_child();
+    replace_control_descriptors();
     after_fork_in_child();
+}
+
+/// The parent's thread may have been about to be cancelled: `fork` is no cancellation point, though `close` is one.
+fn replace_control_descriptors() {
+    let _uncancelled = Uncancelled::begin();
     for control in control_descriptors() {
         // The copy of the connection would keep it open after the parent's end: put something inert
         // in its place.
