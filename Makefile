@@ -55,7 +55,7 @@ test-full: ## the same with longer runs of what is random
 
 test-interop: build ## compare with a real kernel's Soft-RoCE, in an emulated guest
 	/usr/bin/python3 -m pytest -v tests/interop/test_recording.py
-	/usr/bin/python3 -m pytest -v --full tests/interop/test_external.py
+	/usr/bin/python3 -m pytest -v --full tests/interop/test_external.py tests/interop/test_cm_external.py
 
 test-images: build ## containers with root file systems of several Linux releases; downloads these
 	/usr/bin/python3 -m pytest -v tests/images
