@@ -80,7 +80,7 @@ impl PreparedClaims {
     /// Writes both files, where they differ from what is there. `record.uid` was checked.
     ///
     /// # Errors
-    /// A file can't be written; nothing is left then that was not there.
+    /// A file can't be written. A record may be left then, which goes with its claim.
     pub fn put(&self, record: &Record, devices: &[ClaimDevice]) -> Result<(), String> {
         let specification = cdi::claim_specification(&self.run_dir, &self.program, devices);
         let specification = serde_json::to_vec_pretty(&specification).expect("it is encodable");
@@ -107,18 +107,20 @@ impl PreparedClaims {
         Ok(())
     }
 
-    /// All records. A CDI file of ours without one is removed, and so is a record that can't be read.
+    /// All records. A CDI file of ours without one is removed, and so is a record of another form.
     ///
     /// # Errors
-    /// A directory can't be read.
+    /// A directory or a record can't be read. Nothing is removed then by that: containers that use the claim are there,
+    /// and can't be started again without its CDI file.
     pub fn list(&self) -> Result<Vec<Record>, String> {
         let mut records: Vec<Record> = Vec::new();
         for uid in uids(&self.records, "")? {
-            let read = fs::read(self.record_file(&uid)).ok().and_then(|text| serde_json::from_slice(&text).ok());
-            match read {
+            let path = self.record_file(&uid);
+            let text = fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+            match serde_json::from_slice(&text).ok() {
                 Some(record) if matches!(&record, Record { uid: own, .. } if *own == uid) => records.push(record),
                 _ => {
-                    log::line(&format!("the record of the claim {uid} is unreadable: removed"));
+                    log::line(&format!("the record of the claim {uid} has another form: removed"));
                     self.remove(&uid)?;
                 }
             }
@@ -201,6 +203,19 @@ mod tests {
         left.sort();
         assert_eq!(left, ["freeflow-claim-..json", "freeflow.json", "gpu.json"]);
         assert_eq!(fs::read_dir(&claims.records).unwrap().count(), 0);
+        fs::remove_dir_all(claims.cdi.parent().unwrap()).unwrap();
+    }
+
+    /// As where the process has no descriptor left: that says nothing about the claim.
+    #[test]
+    fn a_record_that_cannot_be_read_now_costs_no_claim_its_device() {
+        let claims = claims("unread");
+        claims.make_directories().unwrap();
+        fs::write(claims.cdi.join("freeflow-claim-u-6.json"), "{}").unwrap();
+        let record = claims.records.join("u-6.json");
+        fs::create_dir(&record).unwrap();
+        assert!(claims.list().unwrap_err().contains("u-6.json"));
+        assert!(record.exists() && claims.cdi.join("freeflow-claim-u-6.json").exists());
         fs::remove_dir_all(claims.cdi.parent().unwrap()).unwrap();
     }
 
