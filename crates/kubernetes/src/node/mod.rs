@@ -32,7 +32,7 @@ use crate::declared::rules::Lookup;
 use crate::log;
 use claim::DRIVER;
 use device_plugin::DevicePlugin;
-use driver::Driver;
+use driver::{Driver, TURN_COUNT};
 use freeflow_hostnet::run_dir::RunDir;
 use freeflow_orchestrator::name_is_good;
 use freeflow_shm::termination_signals;
@@ -49,7 +49,7 @@ use std::convert::Infallible;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{Mutex, oneshot, watch};
+use tokio::sync::{Mutex, Semaphore, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
@@ -247,6 +247,7 @@ async fn dra(options: Options, run_dir: RunDir, host: Host, client: Client) -> I
             program: options.freeflow.clone(),
         },
         files: Mutex::new(()),
+        turns: Semaphore::new(TURN_COUNT),
     });
     let slices = Slices::new(&client, version, &options.node_name, options.vnics);
     tokio::select! {
