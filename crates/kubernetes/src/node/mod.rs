@@ -57,8 +57,8 @@ use tokio::time::sleep;
 const LOOK_TIME: Duration = Duration::from_secs(1);
 /// After something that failed.
 const PAUSE: Duration = Duration::from_secs(5);
-/// Between two looks whether the API server has DRA by now.
-const VERSION_PAUSE: Duration = Duration::from_secs(60);
+/// Between two looks which version of DRA the API server has.
+const VERSION_PAUSE: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 60 });
 /// Between two sweeps for claims that are no more.
 const SWEEP_TIME: Duration = Duration::from_secs(300);
 const REGISTRATION_CONNECTION_MAX: usize = 16;
@@ -232,24 +232,39 @@ async fn watch_host(host: Host, sender: watch::Sender<bool>) -> Infallible {
 }
 
 async fn dra(options: Options, run_dir: RunDir, host: Host, client: Client) -> Infallible {
-    let version = served_version(&client).await;
-    log::line(&format!("claims are those of {GROUP}/{version}"));
+    loop {
+        let version = served_version(&client).await;
+        log::line(&format!("claims are those of {GROUP}/{version}"));
+        tokio::select! {
+            never = dra_of_version(&options, &run_dir, &host, &client, version) => match never {},
+            () = version_left(&client, version) => log::line(&format!("{GROUP}/{version} is served no more")),
+        }
+    }
+}
+
+async fn dra_of_version(
+    options: &Options,
+    run_dir: &RunDir,
+    host: &Host,
+    client: &Client,
+    version: &'static str,
+) -> Infallible {
     let driver = Arc::new(Driver {
         client: client.clone(),
         claims: Kind::new(GROUP, VERSIONS[0], "resourceclaims").at_version(version),
         node: options.node_name.clone(),
-        host,
+        host: host.clone(),
         rules: NamespaceNetworks { lookup: Lookup::new(client.clone()), shared: SharedNetworks(options.shared()) },
         prepared: PreparedClaims {
             cdi: options.cdi_dir.clone(),
             records: options.plugin_directory().join("claims"),
-            run_dir,
+            run_dir: run_dir.clone(),
             program: options.freeflow.clone(),
         },
         files: Mutex::new(()),
         turns: Semaphore::new(TURN_COUNT),
     });
-    let slices = Slices::new(&client, version, &options.node_name, options.vnics);
+    let slices = Slices::new(client, version, &options.node_name, options.vnics);
     tokio::select! {
         never = serve_driver(options.dra_socket(), driver.clone()) => never,
         never = serve_registration(options.registration_socket(), options.plugin_info()) => never,
@@ -261,7 +276,7 @@ async fn dra(options: Options, run_dir: RunDir, host: Host, client: Client) -> I
 async fn served_version(client: &Client) -> &'static str {
     let mut said = String::new();
     loop {
-        let (text, pause) = match slices::version(client).await {
+        let (text, pause) = match slices::version(client, None).await {
             Ok(Some(version)) => return version,
             Ok(None) => (format!("this cluster has no {GROUP}: no claims, device plugins only"), VERSION_PAUSE),
             Err(error) => (error.to_string(), PAUSE),
@@ -271,6 +286,17 @@ async fn served_version(client: &Client) -> &'static str {
             said = text;
         }
         sleep(pause).await;
+    }
+}
+
+/// Ends when the server has another version and not this one any more: it was upgraded, or the other way round.
+async fn version_left(client: &Client, version: &'static str) {
+    loop {
+        sleep(VERSION_PAUSE).await;
+        // A failure, and a server that knows nothing of DRA, may be those of a moment.
+        if matches!(slices::version(client, Some(version)).await, Ok(Some(other)) if other != version) {
+            return;
+        }
     }
 }
 
