@@ -84,15 +84,12 @@ pub struct Options {
     /// vNICs that this node offers
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = parse_vnic_count)]
     pub vnics: usize,
-    /// A network of this host that all namespaces may use, and a device plugin's resource; given again: another one
-    /// [default: default]
+    /// A network of this host in which pods of all namespaces may be, together, and a device plugin's resource; given
+    /// again: another one [default: none]
     #[arg(long, value_name = "NETWORK", value_parser = parse_network)]
     pub shared_network: Vec<String>,
-    /// No network is shared by all namespaces
-    #[arg(long, conflicts_with = "shared_network")]
-    pub no_shared_network: bool,
     /// Prepare no resource claims
-    #[arg(long, conflicts_with = "no_device_plugin")]
+    #[arg(long, conflicts_with = "no_device_plugin", requires = "shared_network")]
     pub no_dra: bool,
     /// Offer no device plugin's resources
     #[arg(long)]
@@ -118,11 +115,7 @@ pub struct NodeError(String);
 
 impl Options {
     fn shared(&self) -> BTreeSet<String> {
-        match (self.no_shared_network, self.shared_network.is_empty()) {
-            (true, _) => BTreeSet::new(),
-            (false, true) => BTreeSet::from(["default".to_string()]),
-            (false, false) => self.shared_network.iter().cloned().collect(),
-        }
+        self.shared_network.iter().cloned().collect()
     }
 
     fn plugin_directory(&self) -> PathBuf {
