@@ -41,6 +41,7 @@ pub struct Driver<R> {
 }
 
 /// A vNIC's device, its network or itself, and its labels.
+#[derive(Clone)]
 struct Resolved {
     kind: cdi::Kind,
     of: String,
@@ -134,8 +135,15 @@ impl<R: Rules> Driver<R> {
         let _turn = self.turns.acquire().await.map_err(|error| error.to_string())?;
         let (found, allocated) = self.allocated(claim).await?;
         let (mut devices, mut answer) = (Vec::new(), Vec::new());
+        // The devices of a request have the same parameters, and are up to 32: servers are asked once.
+        let mut last: Option<(Parameters, Resolved)> = None;
         for (device, parameters) in allocated {
-            let Resolved { kind, of, labels } = self.resolve(&found, parameters).await?;
+            let resolved = match last {
+                Some((before, resolved)) if before == parameters => resolved,
+                _ => self.resolve(&found, parameters.clone()).await?,
+            };
+            let Resolved { kind, of, labels } = resolved.clone();
+            last = Some((parameters, resolved));
             let name = format!("{}-{}", claim.uid, device.device);
             answer.push(PreparedDevice {
                 request_names: vec![base_request(&device.request).to_string()],

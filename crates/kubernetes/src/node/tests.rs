@@ -331,6 +331,23 @@ async fn a_namespace_uses_its_own_networks_and_those_that_allow_it() {
 }
 
 #[tokio::test]
+async fn devices_with_the_same_parameters_are_looked_up_once() {
+    let node = Node::new("once", &SHARED).await;
+    router(&node.options.run_dir, &["default", "k8s.team-a.red"]);
+    let red = "/apis/freeflow.io/v1alpha1/namespaces/team-a/networks/red";
+    node.put(red, json!({"metadata": {"name": "red"}, "spec": {"cidrs": ["10.1.0.0/24"]}}));
+    let mut some = config("FromClaim", json!({"network": "red"}));
+    some["requests"] = json!(["a"]);
+    let devices = json!([device("vnic-0", "a"), device("vnic-1", "a"), device("vnic-2", "b"), device("vnic-3", "a")]);
+    node.claim(&devices, &json!([some]));
+    assert_eq!(node.prepare().await.error, "");
+    let cdi = node.cdi().unwrap();
+    let networks: Vec<_> = (0..4).map(|number| hook_words(&cdi, number)[5].clone()).collect();
+    assert_eq!(networks, ["k8s.team-a.red", "k8s.team-a.red", "default", "k8s.team-a.red"]);
+    assert_eq!(node.server.seen().iter().filter(|seen| seen.path == red).count(), 2);
+}
+
+#[tokio::test]
 async fn claims_outlive_the_agent_and_go_when_they_are_gone() {
     let mut node = Node::new("sweep", &SHARED).await;
     router(&node.options.run_dir, &["default"]);
