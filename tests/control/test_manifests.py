@@ -41,7 +41,8 @@ def test_every_name_in_a_manifest_is_there(changes):
         labels = one["spec"]["template"]["metadata"]["labels"]
         assert one["spec"]["selector"]["matchLabels"].items() <= labels.items()
         assert ("ServiceAccount", pod["serviceAccountName"]) in all_of_them
-        assert "priorityClassName" not in pod or ("PriorityClass", pod["priorityClassName"]) in all_of_them
+        # A class of the chart's own would be everybody's, to push others' pods off a node.
+        assert pod.get("priorityClassName", "").startswith("system-") or "priorityClassName" not in pod
         volumes = {volume["name"] for volume in pod["volumes"]}
         mounted = {mount["name"] for container in containers(pod).values() for mount in container["volumeMounts"]}
         assert mounted == volumes, f"{kind}: {mounted ^ volumes}"
@@ -66,6 +67,41 @@ def test_rights_are_few():
         for rule in one.get("rules", []) if kind in ("Role", "ClusterRole") else []:
             assert "*" not in rule["verbs"] + rule["resources"] + rule["apiGroups"], name
             assert "secrets" not in rule["resources"], name
+
+
+def rules(one):
+    return {(group, resource): set(rule["verbs"])
+            for rule in one["rules"] for group in rule["apiGroups"] for resource in rule["resources"]}
+
+
+def test_an_agent_reads_one_by_one_and_writes_slices_of_its_own_node():
+    default = objects()
+    granted = rules(default["ClusterRole", "freeflow-node"])
+    slices = granted.pop(("resource.k8s.io", "resourceslices"))
+    assert slices == {"list", "watch", "create", "patch", "delete"}
+    assert set(map(frozenset, granted.values())) == {frozenset({"get"})}
+    policy = default["ValidatingAdmissionPolicy", "freeflow-node"]["spec"]
+    [rule] = policy["matchConstraints"]["resourceRules"]
+    assert (rule["apiGroups"], rule["resources"]) == (["resource.k8s.io"], ["resourceslices"])
+    assert rule["apiVersions"] == ["*"] and set(rule["operations"]) == {"CREATE", "UPDATE", "DELETE"}
+    [account] = default["ClusterRoleBinding", "freeflow-node"]["subjects"]
+    [condition] = policy["matchConditions"]
+    assert f'"system:serviceaccount:{account["namespace"]}:{account["name"]}"' in condition["expression"]
+    binding = default["ValidatingAdmissionPolicyBinding", "freeflow-node"]["spec"]
+    assert binding == {"policyName": "freeflow-node", "validationActions": ["Deny"]} and policy["failurePolicy"] == "Fail"
+    assert not any(kind.startswith("Validating") for kind, _ in objects("rbac.bindAgentsToNodes=false"))
+
+
+def test_an_agent_sees_of_the_kubelets_directory_its_own_part():
+    """All of `plugins` has the volumes of pods in it, which a mount of it shows, and keeps from being unmounted."""
+    pod = objects()["DaemonSet", "freeflow-node"]["spec"]["template"]["spec"]
+    paths = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"]}
+    kubelet = "/var/lib/kubelet"
+    assert {path for path in paths.values() if path.startswith(kubelet)} == {
+        f"{kubelet}/plugins/freeflow.io", f"{kubelet}/plugins_registry", f"{kubelet}/device-plugins"}
+    [agent] = pod["containers"]
+    assert all(mount["mountPath"] == paths[mount["name"]] for mount in agent["volumeMounts"])
+    assert [mount["name"] for mount in agent["volumeMounts"] if mount.get("readOnly")] == ["run"]
 
 
 def test_examples_are_objects():

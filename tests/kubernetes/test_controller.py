@@ -74,7 +74,8 @@ def test_the_api_server_restarts(kubernetes):
 
 @pytest.mark.parametrize("account, allowed, refused", [
     (AGENT, ["patch resourceslices", "get resourceclaims"],
-     ["get secrets", "create pods", "update nodes", "patch networks.freeflow.io", "delete resourceclaims", "list pods"]),
+     ["get secrets", "create pods", "update nodes", "patch networks.freeflow.io", "delete resourceclaims", "list pods",
+      "list resourceclaims", "update resourceslices", "list networks.freeflow.io"]),
     (CONTROLLER, ["patch networks.freeflow.io/status", "list accessrules.freeflow.io"],
      ["get secrets", "list pods", "create networks.freeflow.io", "delete networks.freeflow.io", "patch resourceslices"]),
 ], ids=["agent", "controller"])

@@ -207,14 +207,14 @@ impl<T: DeserializeOwned> Collection<T> {
         self.client.exchange(Method::GET, &self.path(Some(name))?, Body::None).await
     }
 
-    /// `None`: it is not there.
+    /// `None`: the server says that it has none of that name.
     ///
     /// # Errors
-    /// See [`ApiError`].
+    /// See [`ApiError`]; also where the server does not have the kind.
     pub async fn find(&self, name: &str) -> Result<Option<T>, ApiError> {
         match self.get(name).await {
             Ok(object) => Ok(Some(object)),
-            Err(error) if error.is_not_found() => Ok(None),
+            Err(error) if error.is_absent() => Ok(None),
             Err(error) => Err(error),
         }
     }

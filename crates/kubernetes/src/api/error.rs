@@ -98,9 +98,15 @@ impl ApiError {
         }
     }
 
-    /// The object is not there.
+    /// There is nothing at the path: the object, its kind or its version is not there, or a proxy does not know it.
     pub fn is_not_found(&self) -> bool {
         self.code() == Some(404)
+    }
+
+    /// The server itself says that it has no such object. Without the kind or its version, or from a proxy, the answer
+    /// is another 404, from which nothing about objects follows.
+    pub fn is_absent(&self) -> bool {
+        self.is_not_found() && self.reason() == "NotFound"
     }
 
     /// Somebody else has changed it since.
@@ -156,6 +162,16 @@ mod tests {
         };
         assert!(conflict("Conflict").is_conflict() && !conflict("Conflict").is_already_there());
         assert!(conflict("AlreadyExists").is_already_there() && !conflict("AlreadyExists").is_conflict());
+    }
+
+    #[test]
+    fn a_404_that_is_not_the_servers_word_on_an_object_is_no_absence() {
+        let answer = |body: &[u8]| ApiError::Refused(Box::new(Refusal::of(404, body)));
+        let object = answer(br#"{"kind":"Status","code":404,"reason":"NotFound","message":"x not found"}"#);
+        assert!(object.is_absent() && object.is_not_found());
+        for other in [&b"404 page not found\n"[..], b"", b"<html>default backend - 404</html>", b"{}"] {
+            assert!(!answer(other).is_absent() && answer(other).is_not_found());
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! `freeflow.io/vnic` is the network `default`, `freeflow.io/net-NAME` another one. A device is a vNIC of any container
 //! that asks for one: which of the node's it is does not matter. While the router is down the devices are unhealthy, so
-//! that no pod is sent here.
+//! that no pod is sent here. A resource knows no namespaces, so that pods of all of them meet in its network.
 //!
 //! The kubelet deletes all sockets of its directory when it starts. Each plugin then makes its own once more, and
 //! registers.
@@ -82,7 +82,8 @@ impl DevicePlugin {
         let name = format!("{KIND}={}", self.network);
         let mut annotations = HashMap::new();
         if self.with_annotations {
-            annotations.insert(format!("{ANNOTATION}{container}"), name.clone());
+            // Of the container's other plugins, too, each has its own: of two of one name the kubelet drops one.
+            annotations.insert(format!("{ANNOTATION}{}_{container}", self.network), name.clone());
         }
         ContainerAllocateResponse { annotations, cdi_devices: vec![CdiDevice { name }] }
     }

@@ -2,7 +2,7 @@
 use crate::api::objects::Object;
 use crate::api::{ApiError, Client, Collection, Kind};
 use crate::log;
-use crate::node::claim::{AllocatedDevice, Allocation, DRIVER, ResourceClaim, base_request};
+use crate::node::claim::{AllocatedDevice, DRIVER, ResourceClaim, base_request};
 use crate::node::grpc::{Boxed, HttpRequest, HttpResponse, Methods, unary, unknown};
 use crate::node::host::Host;
 use crate::node::messages::{
@@ -15,13 +15,15 @@ use crate::node::slices::is_device;
 use freeflow_hostnet::cdi::{self, CLAIM_KIND, ClaimDevice, Labels};
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, Semaphore};
 
 const PODS: Kind = Kind::new("", "v1", "pods");
 /// The network of claims that name none.
 const DEFAULT_NETWORK: &str = "default";
 /// Claims of one request.
 const CLAIM_COUNT_MAX: usize = 1024;
+/// Claims that are prepared at once. Each is a tenant's text of up to 1.5 MiB, and the agent's memory is small.
+pub const TURN_COUNT: usize = 8;
 
 /// See the module.
 pub struct Driver<R> {
@@ -34,9 +36,12 @@ pub struct Driver<R> {
     pub prepared: PreparedClaims,
     /// Held while files of claims come or go.
     pub files: Mutex<()>,
+    /// [`TURN_COUNT`]: one is held while a claim is prepared.
+    pub turns: Semaphore,
 }
 
 /// A vNIC's device, its network or itself, and its labels.
+#[derive(Clone)]
 struct Resolved {
     kind: cdi::Kind,
     of: String,
@@ -44,14 +49,25 @@ struct Resolved {
 }
 
 impl<R: Rules> Driver<R> {
-    async fn allocated(&self, claim: &Claim) -> Result<(ResourceClaim, Allocation), String> {
+    /// The claim, and its devices of ours with their parameters. Parameters are a tenant's text: they are read before
+    /// anybody is waited for, so that no more than what is used of them stays in memory.
+    async fn allocated(&self, claim: &Claim) -> Result<(ResourceClaim, Vec<(AllocatedDevice, Parameters)>), String> {
         let all = Collection::<ResourceClaim>::of_namespace(&self.client, &self.claims, &claim.namespace);
         let found = all.find(&claim.name).await.map_err(|error| format!("the claim can't be read: {error}"))?;
         let Some(mut found) = found.filter(|found| found.metadata.uid == claim.uid) else {
             return Err(format!("the claim {}/{} with the uid {} is gone", claim.namespace, claim.name, claim.uid));
         };
-        let allocation = found.status.allocation.take().ok_or("the claim has no devices yet")?;
-        Ok((found, allocation))
+        let allocated = found.status.allocation.take().ok_or("the claim has no devices yet")?.devices;
+        let mut devices = Vec::new();
+        for device in allocated.results.into_iter().filter(|device| device.driver == DRIVER) {
+            self.check_device(&device)?;
+            let parameters = Parameters::of(&allocated.config, &device.request, &claim.namespace)?;
+            devices.push((device, parameters));
+        }
+        if devices.is_empty() {
+            return Err(format!("the claim has no device of {DRIVER}"));
+        }
+        Ok((found, devices))
     }
 
     fn check_device(&self, device: &AllocatedDevice) -> Result<(), String> {
@@ -90,7 +106,10 @@ impl<R: Rules> Driver<R> {
             Some(network) => network,
             None => {
                 let name = own.network.as_deref().unwrap_or(DEFAULT_NETWORK);
-                let granted = self.rules.network(namespace, name).await?;
+                let granted = self.rules.network(namespace, name).await.map_err(|error| match &own.network {
+                    Some(_) => error,
+                    None => format!("{error}; the claim names none, which means {DEFAULT_NETWORK}"),
+                })?;
                 keys.extend(granted.label_keys);
                 granted.name
             }
@@ -113,16 +132,18 @@ impl<R: Rules> Driver<R> {
 
     async fn prepare(&self, claim: &Claim) -> Result<Vec<PreparedDevice>, String> {
         check_uid(&claim.uid)?;
-        let (found, allocation) = self.allocated(claim).await?;
-        let ours: Vec<_> = allocation.devices.results.iter().filter(|device| device.driver == DRIVER).collect();
-        if ours.is_empty() {
-            return Err(format!("the claim has no device of {DRIVER}"));
-        }
+        let _turn = self.turns.acquire().await.map_err(|error| error.to_string())?;
+        let (found, allocated) = self.allocated(claim).await?;
         let (mut devices, mut answer) = (Vec::new(), Vec::new());
-        for device in ours {
-            self.check_device(device)?;
-            let parameters = Parameters::of(&allocation.devices.config, &device.request, &claim.namespace)?;
-            let Resolved { kind, of, labels } = self.resolve(&found, parameters).await?;
+        // The devices of a request have the same parameters, and are up to 32: servers are asked once.
+        let mut last: Option<(Parameters, Resolved)> = None;
+        for (device, parameters) in allocated {
+            let resolved = match last {
+                Some((before, resolved)) if before == parameters => resolved,
+                _ => self.resolve(&found, parameters.clone()).await?,
+            };
+            let Resolved { kind, of, labels } = resolved.clone();
+            last = Some((parameters, resolved));
             let name = format!("{}-{}", claim.uid, device.device);
             answer.push(PreparedDevice {
                 request_names: vec![base_request(&device.request).to_string()],

@@ -32,7 +32,7 @@ use crate::declared::rules::Lookup;
 use crate::log;
 use claim::DRIVER;
 use device_plugin::DevicePlugin;
-use driver::Driver;
+use driver::{Driver, TURN_COUNT};
 use freeflow_hostnet::run_dir::RunDir;
 use freeflow_orchestrator::name_is_good;
 use freeflow_shm::termination_signals;
@@ -49,7 +49,7 @@ use std::convert::Infallible;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{Mutex, oneshot, watch};
+use tokio::sync::{Mutex, Semaphore, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
@@ -57,8 +57,8 @@ use tokio::time::sleep;
 const LOOK_TIME: Duration = Duration::from_secs(1);
 /// After something that failed.
 const PAUSE: Duration = Duration::from_secs(5);
-/// Between two looks whether the API server has DRA by now.
-const VERSION_PAUSE: Duration = Duration::from_secs(60);
+/// Between two looks which version of DRA the API server has.
+const VERSION_PAUSE: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 60 });
 /// Between two sweeps for claims that are no more.
 const SWEEP_TIME: Duration = Duration::from_secs(300);
 const REGISTRATION_CONNECTION_MAX: usize = 16;
@@ -84,15 +84,12 @@ pub struct Options {
     /// vNICs that this node offers
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = parse_vnic_count)]
     pub vnics: usize,
-    /// A network of this host that all namespaces may use, and a device plugin's resource; given again: another one
-    /// [default: default]
+    /// A network of this host in which pods of all namespaces may be, together, and a device plugin's resource; given
+    /// again: another one [default: none]
     #[arg(long, value_name = "NETWORK", value_parser = parse_network)]
     pub shared_network: Vec<String>,
-    /// No network is shared by all namespaces
-    #[arg(long, conflicts_with = "shared_network")]
-    pub no_shared_network: bool,
     /// Prepare no resource claims
-    #[arg(long, conflicts_with = "no_device_plugin")]
+    #[arg(long, conflicts_with = "no_device_plugin", requires = "shared_network")]
     pub no_dra: bool,
     /// Offer no device plugin's resources
     #[arg(long)]
@@ -118,11 +115,7 @@ pub struct NodeError(String);
 
 impl Options {
     fn shared(&self) -> BTreeSet<String> {
-        match (self.no_shared_network, self.shared_network.is_empty()) {
-            (true, _) => BTreeSet::new(),
-            (false, true) => BTreeSet::from(["default".to_string()]),
-            (false, false) => self.shared_network.iter().cloned().collect(),
-        }
+        self.shared_network.iter().cloned().collect()
     }
 
     fn plugin_directory(&self) -> PathBuf {
@@ -232,23 +225,39 @@ async fn watch_host(host: Host, sender: watch::Sender<bool>) -> Infallible {
 }
 
 async fn dra(options: Options, run_dir: RunDir, host: Host, client: Client) -> Infallible {
-    let version = served_version(&client).await;
-    log::line(&format!("claims are those of {GROUP}/{version}"));
+    loop {
+        let version = served_version(&client).await;
+        log::line(&format!("claims are those of {GROUP}/{version}"));
+        tokio::select! {
+            never = dra_of_version(&options, &run_dir, &host, &client, version) => match never {},
+            () = version_left(&client, version) => log::line(&format!("{GROUP}/{version} is served no more")),
+        }
+    }
+}
+
+async fn dra_of_version(
+    options: &Options,
+    run_dir: &RunDir,
+    host: &Host,
+    client: &Client,
+    version: &'static str,
+) -> Infallible {
     let driver = Arc::new(Driver {
         client: client.clone(),
         claims: Kind::new(GROUP, VERSIONS[0], "resourceclaims").at_version(version),
         node: options.node_name.clone(),
-        host,
+        host: host.clone(),
         rules: NamespaceNetworks { lookup: Lookup::new(client.clone()), shared: SharedNetworks(options.shared()) },
         prepared: PreparedClaims {
             cdi: options.cdi_dir.clone(),
             records: options.plugin_directory().join("claims"),
-            run_dir,
+            run_dir: run_dir.clone(),
             program: options.freeflow.clone(),
         },
         files: Mutex::new(()),
+        turns: Semaphore::new(TURN_COUNT),
     });
-    let slices = Slices::new(&client, version, &options.node_name, options.vnics);
+    let slices = Slices::new(client, version, &options.node_name, options.vnics);
     tokio::select! {
         never = serve_driver(options.dra_socket(), driver.clone()) => never,
         never = serve_registration(options.registration_socket(), options.plugin_info()) => never,
@@ -260,7 +269,7 @@ async fn dra(options: Options, run_dir: RunDir, host: Host, client: Client) -> I
 async fn served_version(client: &Client) -> &'static str {
     let mut said = String::new();
     loop {
-        let (text, pause) = match slices::version(client).await {
+        let (text, pause) = match slices::version(client, None).await {
             Ok(Some(version)) => return version,
             Ok(None) => (format!("this cluster has no {GROUP}: no claims, device plugins only"), VERSION_PAUSE),
             Err(error) => (error.to_string(), PAUSE),
@@ -270,6 +279,17 @@ async fn served_version(client: &Client) -> &'static str {
             said = text;
         }
         sleep(pause).await;
+    }
+}
+
+/// Ends when the server has another version and not this one any more: it was upgraded, or the other way round.
+async fn version_left(client: &Client, version: &'static str) {
+    loop {
+        sleep(VERSION_PAUSE).await;
+        // A failure, and a server that knows nothing of DRA, may be those of a moment.
+        if matches!(slices::version(client, Some(version)).await, Ok(Some(other)) if other != version) {
+            return;
+        }
     }
 }
 

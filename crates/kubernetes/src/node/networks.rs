@@ -1,7 +1,8 @@
 //! The networks and declared vNICs of namespaces, as the API server has them.
 //!
 //! A name is a `Network` of the claim's namespace, else a `ClusterNetwork` that allows it, else a network that the
-//! administrator shares with all namespaces. The host is not asked: what is declared there by hand is nobody's here.
+//! administrator shares with all namespaces, if there is any. The host is not asked: what is declared there by hand is
+//! nobody's here.
 use crate::declared::rules::{Allowed, Lookup};
 use crate::node::grpc::Boxed;
 use crate::node::rules::{Granted, Rules, SharedNetworks};

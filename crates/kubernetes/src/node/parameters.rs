@@ -51,8 +51,7 @@ pub struct Parameters {
 
 fn parse(value: &Value, source: &str) -> Result<VnicParameters, String> {
     let place = if source == FROM_CLASS { "the device class's parameters" } else { "the claim's parameters" };
-    let parameters: VnicParameters =
-        serde_json::from_value(value.clone()).map_err(|error| format!("{place}: {error}"))?;
+    let parameters = VnicParameters::deserialize(value).map_err(|error| format!("{place}: {error}"))?;
     if parameters.api_version != API_VERSION || parameters.kind != KIND {
         return Err(format!("{place}: apiVersion {API_VERSION} and kind {KIND} are wanted"));
     }
@@ -110,7 +109,8 @@ impl Wanted {
                 _ => self.labels.insert(key, value),
             };
         }
-        Ok(())
+        // Of each source by itself: a claim has many parameters, and each may have labels.
+        check_labels(&self.labels)
     }
 }
 
@@ -232,6 +232,14 @@ mod tests {
             let error = of(&configs).expect_err(reason);
             assert!(error.contains(reason), "{error} lacks {reason}");
         }
+    }
+
+    #[test]
+    fn many_parameters_of_a_claim_have_the_labels_of_one_vnic_at_most() {
+        let labels = |part: usize| -> BTreeMap<_, _> { (0..40).map(|n| (format!("k{part}-{n}"), "x")).collect() };
+        let claim = |part| config(FROM_CLAIM, json!({"labels": labels(part)}));
+        assert!(of(&[claim(0)]).is_ok());
+        assert!(of(&[claim(0), claim(1)]).unwrap_err().contains("at most 64 labels"));
     }
 
     #[test]

@@ -80,7 +80,7 @@ impl PreparedClaims {
     /// Writes both files, where they differ from what is there. `record.uid` was checked.
     ///
     /// # Errors
-    /// A file can't be written; nothing is left then that was not there.
+    /// A file can't be written. A record may be left then, which goes with its claim.
     pub fn put(&self, record: &Record, devices: &[ClaimDevice]) -> Result<(), String> {
         let specification = cdi::claim_specification(&self.run_dir, &self.program, devices);
         let specification = serde_json::to_vec_pretty(&specification).expect("it is encodable");
@@ -107,18 +107,23 @@ impl PreparedClaims {
         Ok(())
     }
 
-    /// All records. A CDI file of ours without one is removed, and so is a record that can't be read.
+    /// All records. A CDI file of ours without one is removed, and so are a record of another form, and what an agent
+    /// that was killed has left of a file that it wrote. Nothing is written meanwhile.
     ///
     /// # Errors
-    /// A directory can't be read.
+    /// A directory or a record can't be read. Nothing is removed then by that: containers that use the claim are there,
+    /// and can't be started again without its CDI file.
     pub fn list(&self) -> Result<Vec<Record>, String> {
+        remove_unfinished(&self.records, "")?;
+        remove_unfinished(&self.cdi, CDI_PREFIX)?;
         let mut records: Vec<Record> = Vec::new();
         for uid in uids(&self.records, "")? {
-            let read = fs::read(self.record_file(&uid)).ok().and_then(|text| serde_json::from_slice(&text).ok());
-            match read {
+            let path = self.record_file(&uid);
+            let text = fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+            match serde_json::from_slice(&text).ok() {
                 Some(record) if matches!(&record, Record { uid: own, .. } if *own == uid) => records.push(record),
                 _ => {
-                    log::line(&format!("the record of the claim {uid} is unreadable: removed"));
+                    log::line(&format!("the record of the claim {uid} has another form: removed"));
                     self.remove(&uid)?;
                 }
             }
@@ -133,17 +138,37 @@ impl PreparedClaims {
     }
 }
 
-/// The uids in names of files; other files are not ours.
-fn uids(directory: &Path, prefix: &str) -> Result<Vec<String>, String> {
+/// Names of files that begin with the prefix and a uid: the uid, and what follows it. Other files are not ours.
+fn named(directory: &Path, prefix: &str) -> Result<Vec<(String, String)>, String> {
     let failed = |error: io::Error| format!("{}: {error}", directory.display());
     let mut found = Vec::new();
     for entry in fs::read_dir(directory).map_err(failed)? {
         let name = entry.map_err(failed)?.file_name();
-        let uid = name.to_str().and_then(|name| name.strip_prefix(prefix)?.strip_suffix(EXTENSION));
-        found.extend(uid.filter(|uid| check_uid(uid).is_ok()).map(String::from));
+        let rest = name.to_str().and_then(|name| name.strip_prefix(prefix)).unwrap_or_default();
+        let (uid, rest) = rest.split_at(rest.find('.').unwrap_or(rest.len()));
+        if check_uid(uid).is_ok() {
+            found.push((uid.to_string(), rest.to_string()));
+        }
     }
     found.sort();
     Ok(found)
+}
+
+fn uids(directory: &Path, prefix: &str) -> Result<Vec<String>, String> {
+    let named = named(directory, prefix)?.into_iter();
+    Ok(named.filter(|(_, rest)| rest == EXTENSION).map(|(uid, _)| uid).collect())
+}
+
+/// As [`write_atomically`] names them.
+fn remove_unfinished(directory: &Path, prefix: &str) -> Result<(), String> {
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    for (uid, rest) in named(directory, prefix)? {
+        if rest.strip_prefix(".tmp").is_some_and(is_number) {
+            let path = directory.join(format!("{prefix}{uid}{rest}"));
+            remove(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -191,16 +216,32 @@ mod tests {
     fn halves_are_removed_and_others_files_left() {
         let claims = claims("halves");
         claims.make_directories().unwrap();
-        for name in ["freeflow-claim-u-2.json", "freeflow.json", "freeflow-claim-..json", "gpu.json"] {
+        let unfinished = ["freeflow-claim-u-2.tmp17", "freeflow-claim-u-9.tmp4294967"];
+        let foreign = ["freeflow.json", "freeflow-claim-..json", "gpu.json", "gpu.tmp17"];
+        for name in unfinished.iter().chain(&foreign).chain(&["freeflow-claim-u-2.json"]) {
             fs::write(claims.cdi.join(name), "{}").unwrap();
         }
+        fs::write(claims.records.join("u-7.tmp17"), "{").unwrap();
         fs::write(claims.records.join("u-3.json"), "{").unwrap();
         fs::write(claims.records.join("u-4.json"), r#"{"uid": "u-5", "namespace": "", "name": ""}"#).unwrap();
         assert_eq!(claims.list().unwrap(), []);
         let mut left: Vec<_> = fs::read_dir(&claims.cdi).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         left.sort();
-        assert_eq!(left, ["freeflow-claim-..json", "freeflow.json", "gpu.json"]);
+        assert_eq!(left, ["freeflow-claim-..json", "freeflow.json", "gpu.json", "gpu.tmp17"]);
         assert_eq!(fs::read_dir(&claims.records).unwrap().count(), 0);
+        fs::remove_dir_all(claims.cdi.parent().unwrap()).unwrap();
+    }
+
+    /// As where the process has no descriptor left: that says nothing about the claim.
+    #[test]
+    fn a_record_that_cannot_be_read_now_costs_no_claim_its_device() {
+        let claims = claims("unread");
+        claims.make_directories().unwrap();
+        fs::write(claims.cdi.join("freeflow-claim-u-6.json"), "{}").unwrap();
+        let record = claims.records.join("u-6.json");
+        fs::create_dir(&record).unwrap();
+        assert!(claims.list().unwrap_err().contains("u-6.json"));
+        assert!(record.exists() && claims.cdi.join("freeflow-claim-u-6.json").exists());
         fs::remove_dir_all(claims.cdi.parent().unwrap()).unwrap();
     }
 

@@ -80,18 +80,19 @@ pub struct Slices {
     vnic_count: usize,
 }
 
-/// The newest version of DRA's objects that the server and we have; `None`: the server has none.
+/// The newest of our versions of DRA's objects that the server has; `None`: it has none. `used` counts as the newest:
+/// where servers of several versions answer, as during an upgrade, we don't change between them.
 ///
 /// # Errors
 /// The server can't be asked.
-pub async fn version(client: &Client) -> Result<Option<&'static str>, ApiError> {
+pub async fn version(client: &Client, used: Option<&'static str>) -> Result<Option<&'static str>, ApiError> {
     let group: Value = match client.get(&format!("/apis/{GROUP}")).await {
         Err(error) if error.is_not_found() => return Ok(None),
         other => other?,
     };
     let served: Vec<&str> =
         group["versions"].as_array().into_iter().flatten().filter_map(|one| one["version"].as_str()).collect();
-    Ok(VERSIONS.into_iter().find(|version| served.contains(version)))
+    Ok(used.into_iter().chain(VERSIONS).find(|version| served.contains(version)))
 }
 
 impl Slices {
@@ -282,7 +283,9 @@ mod tests {
         kept.lock().unwrap().insert("old".to_string(), old);
         let server = server(kept.clone()).await;
         let client = server.client();
-        assert_eq!(version(&client).await.unwrap(), Some("v1"));
+        assert_eq!(version(&client, None).await.unwrap(), Some("v1"));
+        assert_eq!(version(&client, Some("v1beta1")).await.unwrap(), Some("v1beta1"), "it is there yet");
+        assert_eq!(version(&client, Some("v1beta2")).await.unwrap(), Some("v1"));
         let slices = Slices::new(&client, "v1", "n1", 130);
         let keeper = tokio::spawn(async move { slices.keep().await });
         until(|| kept.lock().unwrap().len() == 2 && !kept.lock().unwrap().contains_key("old")).await;

@@ -1,5 +1,6 @@
 //! The agent against an API server, a router and a kubelet of this process.
 use super::claim::DRIVER;
+use super::driver::TURN_COUNT;
 use super::grpc::{self, Boxed, HttpRequest, HttpResponse, Methods, unary, unknown};
 use super::messages::{
     AllocateRequest, AllocateResponse, Claim, ClaimsRequest, ContainerAllocateRequest, Empty, ListAndWatchResponse,
@@ -15,10 +16,12 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tonic_prost::ProstCodec;
@@ -27,6 +30,10 @@ const UID: &str = "3f0e8a52-6c0f-4d0c-9c52-1f2d7ee3f7a1";
 const DRA: &str = "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodePrepareResources";
 const DRA_UNPREPARE: &str = "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodeUnprepareResources";
 const DRA_OLD: &str = "/k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/NodePrepareResources";
+/// An object by which the server knows no path of what it does not have.
+const NOWHERE: &str = "nowhere";
+/// Options of an agent whose claims need no Network.
+const SHARED: [&str; 3] = ["--no-device-plugin", "--shared-network", "default"];
 const PATIENCE: Duration = Duration::from_secs(30);
 
 #[derive(Parser)]
@@ -55,13 +62,16 @@ impl Drop for Node {
 
 fn answer(objects: &Objects, seen: &Seen) -> (u16, String) {
     let path = seen.path.split('?').next().unwrap();
-    match (seen.method.as_str(), objects.lock().unwrap().get(path)) {
+    let objects = objects.lock().unwrap();
+    match (seen.method.as_str(), objects.get(path)) {
         ("GET", Some(object)) => (200, object.to_string()),
         ("GET", None) if path.ends_with("/resourceslices") => match seen.path.contains("watch=true") {
             true => (200, String::new()),
             false => (200, json!({"metadata": {"resourceVersion": "1"}, "items": []}).to_string()),
         },
         ("PATCH", _) => (200, seen.body.clone()),
+        // As of a server without the kind, or of a proxy whose server is away.
+        _ if objects.contains_key(NOWHERE) => (404, "404 page not found\n".into()),
         _ => (404, json!({"code": 404, "reason": "NotFound", "message": format!("{path} is not there")}).to_string()),
     }
 }
@@ -186,7 +196,7 @@ fn hook_words(cdi: &Value, device: usize) -> Vec<String> {
 
 #[tokio::test]
 async fn a_claim_is_prepared_and_taken_back() {
-    let node = Node::new("claim", &["--no-device-plugin"]).await;
+    let node = Node::new("claim", &SHARED).await;
     router(&node.options.run_dir, &["default", "red"]);
     let other = json!({"request": "gpu", "driver": "gpu.example.com", "pool": "x", "device": "y"});
     node.claim(
@@ -241,7 +251,7 @@ async fn a_class_binds_the_network_and_its_vnic() {
 
 #[tokio::test]
 async fn what_a_tenant_may_not_is_refused_with_a_reason() {
-    let node = Node::new("refused", &["--no-device-plugin"]).await;
+    let node = Node::new("refused", &SHARED).await;
     let one = json!([device("vnic-0", "a")]);
     let claim = |parameters: Value| node.claim(&one, &json!([config("FromClaim", parameters)]));
     node.refused("is gone").await;
@@ -284,7 +294,7 @@ async fn what_a_tenant_may_not_is_refused_with_a_reason() {
 /// By the namespace's own network, one of the cluster that allows it, and a declared vNIC.
 #[tokio::test]
 async fn a_namespace_uses_its_own_networks_and_those_that_allow_it() {
-    let node = Node::new("networks", &["--no-device-plugin"]).await;
+    let node = Node::new("networks", &SHARED).await;
     router(&node.options.run_dir, &["default", "k8s.team-a.red", "k8s._.shared", "k8s._.other", "k8s.team-b.blue"]);
     let base = "/apis/freeflow.io/v1alpha1";
     let put = |path: &str, name: &str, spec: Value| {
@@ -321,8 +331,25 @@ async fn a_namespace_uses_its_own_networks_and_those_that_allow_it() {
 }
 
 #[tokio::test]
+async fn devices_with_the_same_parameters_are_looked_up_once() {
+    let node = Node::new("once", &SHARED).await;
+    router(&node.options.run_dir, &["default", "k8s.team-a.red"]);
+    let red = "/apis/freeflow.io/v1alpha1/namespaces/team-a/networks/red";
+    node.put(red, json!({"metadata": {"name": "red"}, "spec": {"cidrs": ["10.1.0.0/24"]}}));
+    let mut some = config("FromClaim", json!({"network": "red"}));
+    some["requests"] = json!(["a"]);
+    let devices = json!([device("vnic-0", "a"), device("vnic-1", "a"), device("vnic-2", "b"), device("vnic-3", "a")]);
+    node.claim(&devices, &json!([some]));
+    assert_eq!(node.prepare().await.error, "");
+    let cdi = node.cdi().unwrap();
+    let networks: Vec<_> = (0..4).map(|number| hook_words(&cdi, number)[5].clone()).collect();
+    assert_eq!(networks, ["k8s.team-a.red", "k8s.team-a.red", "default", "k8s.team-a.red"]);
+    assert_eq!(node.server.seen().iter().filter(|seen| seen.path == red).count(), 2);
+}
+
+#[tokio::test]
 async fn claims_outlive_the_agent_and_go_when_they_are_gone() {
-    let mut node = Node::new("sweep", &["--no-device-plugin"]).await;
+    let mut node = Node::new("sweep", &SHARED).await;
     router(&node.options.run_dir, &["default"]);
     node.claim(&json!([device("vnic-0", "a")]), &json!([]));
     assert_eq!(node.prepare().await.error, "");
@@ -332,6 +359,109 @@ async fn claims_outlive_the_agent_and_go_when_they_are_gone() {
     node.objects.lock().unwrap().remove("/apis/resource.k8s.io/v1/namespaces/team-a/resourceclaims/c");
     node.restart().await;
     until(|| node.cdi().is_none()).await;
+}
+
+/// A 404 that is not the API server's word on the object says nothing about it: claims in use keep their devices, and
+/// nobody gets a network that is shared in place of his own.
+#[tokio::test]
+async fn a_server_that_knows_no_path_takes_nothing_away() {
+    let mut node = Node::new("nowhere", &SHARED).await;
+    router(&node.options.run_dir, &["default"]);
+    node.claim(&json!([device("vnic-0", "a")]), &json!([]));
+    assert_eq!(node.prepare().await.error, "");
+    node.put(NOWHERE, json!({}));
+    let prepared = node.prepare().await;
+    assert!(prepared.error.contains("not known which networks"), "{prepared:?}");
+    let claim = "/apis/resource.k8s.io/v1/namespaces/team-a/resourceclaims/c";
+    node.objects.lock().unwrap().remove(claim);
+    let asked = |server: &TestServer| server.seen().iter().filter(|seen| seen.path == claim).count();
+    let before = asked(&node.server);
+    node.restart().await;
+    until(|| asked(&node.server) > before).await;
+    // The parts of the agent take turns: this answer comes after the sweep's.
+    let prepared = node.prepare().await;
+    assert!(prepared.error.contains("can't be read") && node.cdi().is_some(), "{prepared:?}");
+    node.objects.lock().unwrap().remove(NOWHERE);
+    node.restart().await;
+    until(|| node.cdi().is_none()).await;
+}
+
+#[tokio::test]
+async fn namespaces_share_a_network_only_where_the_administrator_says_so() {
+    let node = Node::new("apart", &[]).await;
+    assert!(node.options.shared().is_empty(), "there is a device plugin");
+    router(&node.options.run_dir, &["default", "k8s.team-a.default"]);
+    let one = json!([device("vnic-0", "a")]);
+    node.claim(&one, &json!([]));
+    node.refused("the namespace team-a has no network default").await;
+    node.refused("the claim names none").await;
+    node.claim(&one, &json!([config("FromClaim", json!({"network": "default"}))]));
+    node.refused("the namespace team-a has no network default").await;
+    let own = "/apis/freeflow.io/v1alpha1/namespaces/team-a/networks/default";
+    node.put(own, json!({"metadata": {"name": "default"}, "spec": {"cidrs": ["10.1.0.0/24"]}}));
+    assert_eq!(node.prepare().await.error, "");
+    assert_eq!(hook_words(&node.cdi().unwrap(), 0)[5], "k8s.team-a.default");
+}
+
+/// Of more claims the agent has at hand what a few take of its memory.
+#[tokio::test]
+async fn many_claims_wait_for_their_turns() {
+    let node = Node::new("turns", &SHARED).await;
+    node.claim(&json!([device("vnic-0", "a")]), &json!([]));
+    // A router that answers nobody until it is let.
+    let (let_go, gate) = watch::channel(false);
+    let listener = UnixListener::bind(node.options.run_dir.join("api.sock")).unwrap();
+    let held = Arc::new(AtomicUsize::new(0));
+    let counted = held.clone();
+    tokio::spawn(async move {
+        while let Ok((mut connection, _)) = listener.accept().await {
+            let (mut gate, counted) = (gate.clone(), counted.clone());
+            tokio::spawn(async move {
+                let mut request = vec![0; 4096];
+                while connection.read(&mut request).await.is_ok_and(|count| count > 0) {
+                    counted.fetch_add(1, Ordering::Relaxed);
+                    let _ = gate.wait_for(|is_open| *is_open).await;
+                    let _ = connection.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").await;
+                }
+            });
+        }
+    });
+    let asked = |server: &TestServer| server.seen().iter().filter(|seen| seen.path.contains("resourceclaims")).count();
+    let all = async {
+        let mut calls = JoinSet::new();
+        for _ in 0..5 * TURN_COUNT {
+            let socket = node.options.dra_socket();
+            until(|| socket.exists()).await;
+            calls.spawn(async move { grpc::call::<_, PrepareResponse>(&socket, DRA, request(UID)).await });
+        }
+        calls.join_all().await
+    };
+    let watched = async {
+        until(|| held.load(Ordering::Relaxed) == TURN_COUNT).await;
+        assert_eq!(asked(&node.server), TURN_COUNT);
+        let_go.send_replace(true);
+    };
+    let (answers, ()) = tokio::join!(all, watched);
+    assert_eq!(answers.len(), 5 * TURN_COUNT);
+    assert!(answers.into_iter().all(|answer| answer.unwrap().claims[UID].error.is_empty()));
+}
+
+#[tokio::test]
+async fn the_agent_follows_the_servers_version() {
+    let node = Node::new("version", &SHARED).await;
+    router(&node.options.run_dir, &["default"]);
+    let published = |version: &str| {
+        let path = format!("/apis/resource.k8s.io/{version}/resourceslices/n1");
+        node.server.seen().iter().any(|seen| seen.method == "PATCH" && seen.path.starts_with(&path))
+    };
+    until(|| published("v1")).await;
+    node.put("/apis/resource.k8s.io", json!({"versions": [{"version": "v1beta1"}]}));
+    until(|| published("v1beta1")).await;
+    node.claim(&json!([device("vnic-0", "a")]), &json!([]));
+    let claim = "/apis/resource.k8s.io/v1/namespaces/team-a/resourceclaims/c";
+    let moved = node.objects.lock().unwrap().remove(claim).unwrap();
+    node.put(&claim.replace("/v1/", "/v1beta1/"), moved);
+    assert_eq!(node.prepare().await.error, "");
 }
 
 /// GetInfo as the kubelet's client sends it: the socket's path is the authority.
@@ -455,7 +585,7 @@ async fn device_plugins_register_with_each_kubelet() {
     let response = call(1).await.unwrap();
     let container = &response.container_responses[0];
     assert_eq!(container.cdi_devices[0].name, "freeflow.io/net=red");
-    assert_eq!(container.annotations["cdi.k8s.io/freeflow_0"], "freeflow.io/net=red");
+    assert_eq!(container.annotations["cdi.k8s.io/freeflow_red_0"], "freeflow.io/net=red");
     assert!(call(2).await.unwrap_err().message().contains("can have one"));
 }
 
@@ -467,7 +597,9 @@ fn options_that_make_no_sense_are_refused() {
         (&["--vnics", "0"], false),
         (&["--vnics", "5000"], false),
         (&["--no-dra", "--no-device-plugin"], false),
-        (&["--no-shared-network", "--shared-network", "red"], false),
+        // There would be nothing to do.
+        (&["--no-dra"], false),
+        (&["--no-dra", "--shared-network", "red"], true),
     ] {
         let all = ["node", "--node-name", "n1"].iter().chain(line);
         assert_eq!(Line::try_parse_from(all).is_ok(), is_good, "{line:?}");
