@@ -63,6 +63,9 @@ pub struct Settings {
 /// # Errors
 /// A sentence for people: it leads no more, and whoever started it starts it again.
 pub async fn run(client: &Client, settings: &Settings) -> Result<(), String> {
+    if settings.namespace.is_empty() {
+        return Err("no namespace is known, which the lease needs: give --namespace NAME".into());
+    }
     let asked_to_end = termination().map_err(|error| format!("signals: {error}"))?;
     let mut candidate = Candidate::new(client, &settings.namespace, &settings.identity);
     let term = candidate.term();

@@ -637,3 +637,12 @@ async fn one_of_two_leads() {
             .clone();
     assert_eq!((&lease["spec"]["holderIdentity"], &lease["spec"]["leaseTransitions"]), (&json!("two"), &json!(1)));
 }
+
+#[tokio::test]
+async fn a_lease_needs_a_namespace() {
+    let world = World::new().await;
+    let declares = super::Declares::Host("/nonexistent".into());
+    let settings = super::Settings { declares, namespace: String::new(), identity: "one".into() };
+    let why = super::run(&world.server.client(), &settings).await.unwrap_err();
+    assert!(why.contains("--namespace") && world.server.seen().is_empty(), "{why}");
+}
