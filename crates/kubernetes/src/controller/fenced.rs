@@ -4,7 +4,7 @@
 //! would be those of then.
 use super::leader::Term;
 use super::target::{Following, Target, TargetError};
-use freeflow_orchestrator::objects::{AnyObject, ObjectKind};
+use freeflow_orchestrator::objects::AnyObject;
 
 /// A target, and the term in which it may be changed.
 pub struct Fenced<T> {

@@ -150,7 +150,9 @@ impl<T: Target> Sync<T> {
             News::All(all) => {
                 let known: BTreeSet<Key> = all.iter().map(|resource| key_of(kind, &resource.metadata)).collect();
                 self.forget_but(|key| key.0 != kind || known.contains(key));
-                all.into_iter().for_each(|resource| drop(self.put(kind, resource)));
+                for resource in all {
+                    self.put(kind, resource);
+                }
                 true
             }
             News::Changed(resource) => self.put(kind, resource),
@@ -240,9 +242,10 @@ impl<T: Target> Sync<T> {
         for key in chosen {
             let mut finalizers = self.resources[&key].metadata.finalizers.clone();
             finalizers.push(FINALIZER.into());
-            match self.set_finalizers(&key, finalizers).await {
-                true => drop(left_out.remove(&key)),
-                false => failed = true,
+            if self.set_finalizers(&key, finalizers).await {
+                left_out.remove(&key);
+            } else {
+                failed = true;
             }
         }
         wanted.retain(|(key, _)| !left_out.contains(key));
@@ -457,7 +460,9 @@ impl<T: Target> Sync<T> {
                     }
                     self.resources.insert(key, resource);
                 }
-                Err(error) if error.is_not_found() => drop(self.forget(&key)),
+                Err(error) if error.is_not_found() => {
+                    self.forget(&key);
+                }
                 // The watch has news of it.
                 Err(error) if error.is_conflict() => left.failed = true,
                 Err(error) => {
