@@ -131,7 +131,7 @@ def test_without_etcd_all_goes_on_and_changes_are_refused(hosts):
     need("etcd" in failure, failure)
     # Containers start from the blocks that there are, and reach other hosts.
     pingpong(hosts, 1, 2, "red")
-    # A router that begins anew has what it had.
+    # A router that begins again has what it had.
     host = hosts.host(3)
     harness.end_router(host, signal.SIGKILL)
     host.freeflow("up")
@@ -219,7 +219,7 @@ def test_a_backup_is_followed_when_an_operator_says_so(hosts):
 
 
 def test_an_empty_etcd_takes_nothing_away(hosts):
-    """A wrong address, or a store that was lost and made anew."""
+    """A wrong address, or a store that was lost and made again."""
     for number in HOSTS:
         hosts.etcd.kill(number)
         hosts.etcd.forget(number)

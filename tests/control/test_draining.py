@@ -59,7 +59,7 @@ def test_a_drained_host_starts_no_containers_and_keeps_those_that_run(hosts):
     moved = hosts.host(3).container("database", "--rm", "--vnic", "database")
     moved.remove()
     refused(hosts, 2, "--vnic", "database")
-    # Also when its router and follower begin anew.
+    # Also when its router and follower begin again.
     harness.kill_router(hosts.host(2))
     hosts.host(2).freeflow("up")
     failure = hosts.host(2).freeflow("run", "--rm", "--network", "red", "--", "true", codes=(125,))

@@ -3,9 +3,11 @@
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
@@ -55,12 +57,12 @@ def until(what, probe):
 
 
 class Controller:
-    def __init__(self, directory, kube, identity, *target):
+    def __init__(self, directory, kube, identity, *target, before=()):
         config = directory / f"{identity}.kubeconfig"
         config.write_text(f"current-context: c\ncontexts: [{{name: c, context: {{cluster: k, namespace: freeflow}}}}]\n"
                           f"clusters: [{{name: k, cluster: {{server: '{kube.url}'}}}}]\n")
         self.log = directory / f"{identity}.log"
-        words = [program(), "--kubeconfig", config, "controller", *target, "--identity", identity]
+        words = [*before, program(), "--kubeconfig", config, "controller", *target, "--identity", identity]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                             env={**os.environ, "POD_NAME": ""})
@@ -72,6 +74,11 @@ class Controller:
     def kill(self):
         self.process.kill()
         self.process.wait(10)
+
+    def first_process(self):
+        """Of the namespace that `unshare` made for it: its number here."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        return int(until("it has begun", children.read_text))
 
 
 @pytest.fixture(scope="module")
@@ -120,12 +127,18 @@ def test_resources_become_objects(api, kube, host):
     need(kube.get("networks", "team", "red")["metadata"]["finalizers"] == ["freeflow.io/declared"], "a finalizer")
     message = host.freeflow("delete", "network", "k8s.team.red", codes=(3,))
     need("kubectl edit networks.freeflow.io red -n team" in message, message)
-    # Containers have vNICs of it as of any other network.
+    # Containers have vNICs of it as of any other network, and keep them.
+    holder = host.container("holder", "--vnic", "k8s.team.db")
+    kube.delete("vnics", "team", "db")
+    until("the deletion waits", lambda: (kube.conditions("vnics", "team", "db") or {}).get("Deleted"))
+    need(kube.conditions("vnics", "team", "db")["Deleted"][1] == "InUse", "why it waits")
+    api.want(200, "GET", "/vnics/k8s.team.db")
+    holder.remove()
+    until("it is gone", lambda: kube.get("vnics", "team", "db") is None)
     container = host.container("pod", "--network", "k8s.team.red")
     kube.delete("networks", "team", "red")
     until("the deletion waits", lambda: (kube.conditions("networks", "team", "red") or {}).get("Deleted"))
     need(kube.conditions("networks", "team", "red")["Deleted"][1] == "InUse", "why it waits")
-    kube.delete("vnics", "team", "db")
     container.remove()
     until("it is gone", lambda: kube.get("networks", "team", "red") is None)
     api.want(404, "GET", "/networks/k8s.team.red")
@@ -155,6 +168,40 @@ def test_the_router_and_the_leader_may_die(api, kube, host, controllers):
     kube.put("networks", "team", "later", network("10.86.0.0/24"))
     until("the other one leads", controllers[1].leads)
     accepted(kube, "networks", "team", "later")
+
+
+def test_a_pod_ends_when_it_is_asked_to(api, kube, host, controllers):
+    # As the first process of a container, to which a signal means nothing that it does not ask for.
+    in_pod = ("unshare", "--pid", "--fork", "--kill-child")
+    pod = Controller(host.directory, kube, "in-pod", "--socket", host.run_dir / "api.sock", before=in_pod)
+    controllers.append(pod)
+    for other in controllers[:-1]:
+        other.kill()
+    until("the pod leads", pod.leads)
+    next_one = Controller(host.directory, kube, "next", "--socket", host.run_dir / "api.sock")
+    controllers.append(next_one)
+    os.kill(pod.first_process(), signal.SIGTERM)
+    need(pod.process.wait(SECONDS) == 0, pod.log.read_text())
+    need("ends, as it was asked to" in pod.log.read_text(), pod.log.read_text())
+    until("the next one leads", next_one.leads)
+    with kube.lock:
+        holders = [event["object"]["spec"].get("holderIdentity") for _, plural, event in kube.events if plural == "leases"]
+    need(None in holders[holders.index("in-pod"):], f"the lease was not given back: {holders}")
+    kube.put("networks", "team", "last", network("10.88.0.0/24"))
+    accepted(kube, "networks", "team", "last")
+    # One that waits has nothing to give back.
+    waits = Controller(host.directory, kube, "waits", "--socket", host.run_dir / "api.sock")
+    controllers.append(waits)
+    until("it waits", lambda: waits.log.exists() and waits.process.poll() is None and
+          (Path(f"/proc/{waits.process.pid}/comm").read_text().strip() == "freeflow-kubern") and
+          int(signal_masks(waits.process.pid), 16) >> (signal.SIGTERM - 1) & 1)
+    waits.process.terminate()
+    need(waits.process.wait(SECONDS) == 0, waits.log.read_text())
+
+
+def signal_masks(pid):
+    status = Path(f"/proc/{pid}/status").read_text()
+    return next(line.split()[1] for line in status.splitlines() if line.startswith("SigBlk"))
 
 
 def test_a_cluster_is_declared_to_by_an_operators_file(host, tmp_path):

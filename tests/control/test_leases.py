@@ -114,7 +114,7 @@ def test_a_host_that_is_cut_off_stops_its_vnics_before_another_one_has_its_block
         moved.remove()
         hosts.wait("the third host runs containers there",
                    lambda: hosts.host(3).freeflow("run", "--rm", "--network", "small", "--", "true", codes=(0,)) is not None)
-        # A router that begins anew has no lease either.
+        # A router that begins again has no lease either.
         harness.kill_router(second)
         second.freeflow("up")
         need(not vnics(hosts, 2, "small") and not vnics(hosts, 2, "red"), "vNICs are there again")
@@ -173,7 +173,7 @@ def test_a_host_that_comes_back_without_its_state_has_no_lease_until_etcd_has_it
     # It reads etcd, and can't write its word.
     hosts.etcd.ctl("role", "revoke-permission", "host2", *said)
     second.freeflow("down", "--force")
-    # As when the machine has started anew: the run directory is in memory.
+    # As when the machine has started again: the run directory is in memory.
     (second.run_dir / "cluster.lease").unlink()
     try:
         hosts.join(2)

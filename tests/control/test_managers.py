@@ -64,6 +64,9 @@ def test_others_are_refused_with_the_owner(host, api, managed):
                    api.want(409, "DELETE", f"{PATH}?manager=nomad"),
                    api.want(409, "PUT", "/networks/k8s.team.red/dataPath", {"dataPath": "routed"})):
         need(answer["reason"] == "Conflict" and all(word in answer["message"] for word in WORDS), str(answer))
+    # Nor in the name of a cluster that this host does not follow.
+    api.want(403, "DELETE", f"{PATH}?follow=true")
+    api.want(403, "POST", "/apply?follow=true", {"items": [network("10.79.0.0/24")]})
     there = api.want(200, "GET", PATH)
     need(there["spec"]["cidrs"] == ["10.78.0.0/24"] and there["spec"]["dataPath"] == "auto", str(there))
     # As it is read it is applied, and changes nothing.

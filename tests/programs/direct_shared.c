@@ -392,7 +392,7 @@ static void left_by_who_is_gone(struct side *s, struct endpoint *e) { acknowledg
 static void left_to_who_fails(struct side *s, struct endpoint *e) { acknowledged_stays(s, e, true); }
 
 // A queue pair that is destroyed gives the SRQ's RECVs back that its messages had not taken, others go on, and a new
-// one in its place begins anew.
+// one in its place begins again.
 static void queue_pairs_come_and_go(struct side *s, struct endpoint *e) {
     enum { RECEIVES = 32 };
     struct lanes *l = calloc(1, sizeof *l);

@@ -9,6 +9,8 @@ const KINDS: &str = "Kinds: network (net), group, accessrule (rule), qosclass (q
                      plural.";
 const STATUSES: &str = "Exit status: 0 done; 1 failed; 2 wrong usage; 3 refused as invalid or in conflict; 4 not found; \
                         5 not permitted.";
+const MANAGED: &str = "Objects that have a manager, such as Kubernetes, are changed and deleted there: here they are \
+                       refused (exit status 3), also to root, unless --take-over is given.";
 
 /// Which way objects are printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -59,7 +61,7 @@ pub struct AllHosts {
 #[derive(Debug, Args)]
 #[command(after_help = format!("All objects are changed together or none is. The same again changes nothing. Of a cluster more than 100 \
                         objects are changed in parts, after all were checked; what then fails is said by name (exit \
-                        status 6).\n\n{STATUSES}"))]
+                        status 6).\n\n{MANAGED}\n\n{STATUSES}"))]
 pub struct Apply {
     /// YAML or JSON: a file, a folder of files, or - for standard input; may be given several times
     #[arg(long = "file", short = 'f', required = true, value_name = "FILE")]
@@ -111,7 +113,7 @@ pub struct Describe {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = format!("{KINDS}\n\n{STATUSES}"))]
+#[command(after_help = format!("{KINDS}\n\n{MANAGED}\n\n{STATUSES}"))]
 pub struct Delete {
     #[arg(value_name = "KIND", required_unless_present = "files", requires = "names")]
     pub kind: Option<String>,

@@ -1,11 +1,11 @@
 //! Names by which the containers of a network find each other: a hosts file for each network, `RUN_DIR/names/NETWORK`,
 //! which `freeflow run` mounts at `/etc/hosts` of its containers.
 //!
-//! The files are written anew by whoever makes vNICs or containers here, or ends them: from what the router has and,
+//! The files are written again by whoever makes vNICs or containers here, or ends them: from what the router has and,
 //! where the host follows a cluster, from what the follower has noted of the other hosts. The router has no part in it.
 //!
 //! A container's start and end change its own entry alone, in `names.own`, so they cost the same on a host with
-//! thousands of vNICs; whoever asks the router for all of them writes all anew.
+//! thousands of vNICs; whoever asks the router for all of them writes all again.
 //!
 //! Invariant: these files are read and written under the lock, and the router is asked for all under it, too: so the
 //! last one to write has seen all that was there before.
@@ -110,7 +110,7 @@ fn write_files(run_dir: &RunDir, own: &Own, networks: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Writes the files of all networks anew, from what the router has.
+/// Writes the files of all networks again, from what the router has.
 pub fn write(run_dir: &RunDir, admin: &mut Admin) -> Result<()> {
     let _lock = lock_file(&lock_path(run_dir))?;
     let path = directory(run_dir);

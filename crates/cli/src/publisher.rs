@@ -248,7 +248,7 @@ impl Told {
             let rest = match &done {
                 Ok(rest) => *rest,
                 Err(_) => {
-                    // Certificates are read anew with the next one.
+                    // Certificates are read again with the next one.
                     self.writers = None;
                     is_due = true;
                     self.rest.max(RETRY)

@@ -234,7 +234,7 @@ fn attach_all(run_dir: &RunDir, plan: &Plan, admin: &mut Admin, record: &Record)
 /// A vNIC that was not made for a container; in a cluster it may come from another host, and stays here as long as the
 /// claim is kept. Whether one of ours uses it is settled when the record is made.
 pub fn declared_vnic(run_dir: &RunDir, name: &str, waits: bool) -> Result<(VnicStatus, Option<Claimed>)> {
-    // The router may begin anew while this waits.
+    // The router may begin again while this waits.
     let there = || Ok::<_, Failure>(Admin::connect(run_dir)?.vnics()?.into_iter().find(|vnic| vnic.id == name));
     let announced = announce(run_dir, name);
     let (vnic, claimed) = match there()? {

@@ -328,7 +328,7 @@ impl CompletionQueue {
 
     /// After [`Self::purge`], before a QP that is reset takes sends again.
     pub(crate) fn reset_sends(&self, rings: &Rings) {
-        // Polls count what they take of it, and that begins anew.
+        // Polls count what they take of it, and that begins again.
         let _inner = self.inner.lock();
         rings.reset_sends();
         // Of a post that was under way when the completions were dropped.

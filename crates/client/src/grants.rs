@@ -308,7 +308,7 @@ impl Grants {
         if !fits || access.writes() && !writable {
             return Err(VerbsError::NotSupported);
         }
-        // Mapped anew, each of its pages would fault again.
+        // Mapped again, each of its pages would fault again.
         let is_same = |grant: &Grant| {
             grant.order() == (rkey, access, address) && (grant.length, grant.offset) == (length, offset)
         };

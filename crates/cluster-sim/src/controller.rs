@@ -9,7 +9,7 @@ use freeflow_orchestrator::{DEFAULT_NETWORK, Pool};
 /// A controller looks for requests so often, and answers so many then.
 const ADMISSION: u64 = 200 * SECOND / 1000;
 const ANSWER_COUNT: usize = 32;
-/// Requests that it knows of; more wait in etcd, until it lists all anew.
+/// Requests that it knows of; more wait in etcd, until it lists all again.
 const PENDING_COUNT_MAX: usize = 256;
 /// Calls of etcd's, one after another, by which a host is admitted, beside those that write keys: the token twice,
 /// and whether the host is known; twice all blocks.
@@ -72,7 +72,7 @@ impl World {
     fn end_batch_after(&mut self, mut took: u64) {
         self.control.batch_left = 0;
         if self.control.pending.is_empty() && !self.control.passed_over.is_empty() {
-            // All is listed anew, to find those that it has not taken in.
+            // All is listed again, to find those that it has not taken in.
             let count = self.control.passed_over.len().min(PENDING_COUNT_MAX);
             let some: Vec<usize> = self.control.passed_over.drain(..count).collect();
             self.control.pending.extend(some);

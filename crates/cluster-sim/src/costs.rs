@@ -205,8 +205,8 @@ pub fn measure(size: Size) -> io::Result<Cost> {
     let own = OwnVnics { count: setting.vnics, first: 0, block: blocks[0].1, network: 0 };
     let take_members_us = take(&|number| words::members(0, &OwnVnics { first: number as usize % 2, ..own }));
     drop(follower);
-    let (listed, mut anew) = (list(size, networks), Follower::new(number, record, size.scope()));
-    let (_, list_ns) = timed(|| anew.take(listed));
+    let (listed, mut again) = (list(size, networks), Follower::new(number, record, size.scope()));
+    let (_, list_ns) = timed(|| again.take(listed));
     let list_ms = list_ns as f64 / 1e6;
     let list_peak_bytes = memory()?.1.saturating_sub(before);
     let Setting { hosts, vnics, rules, .. } = setting;

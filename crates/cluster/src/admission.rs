@@ -27,7 +27,7 @@ use std::time;
 
 /// Requests that are answered in one go: a host's own business goes on meanwhile.
 const ANSWER_COUNT: usize = 32;
-/// Others may change the same keys at the same time: so often it is begun anew.
+/// Others may change the same keys at the same time: so often it is begun again.
 const ATTEMPT_COUNT: usize = 8;
 /// Between two looks whether a host is gone.
 const PAUSE: time::Duration = time::Duration::from_millis(200);
@@ -179,7 +179,7 @@ impl<'a> Admission<'a> {
     }
 
     /// Answers a request: that the host is admitted, or that it is refused. `None`: another controller was faster, or
-    /// the host has asked anew; or nobody has asked, and there is nobody to answer.
+    /// the host has asked again; or nobody has asked, and there is nobody to answer.
     fn answer(
         &mut self,
         joins: &mut EtcdStore,

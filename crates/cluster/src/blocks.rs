@@ -12,7 +12,7 @@ use std::net::Ipv4Addr;
 
 /// The smallest range that a host can give out.
 const PREFIX_LONGEST: u8 = 29;
-/// Others may give blocks at the same time: so often it is begun anew.
+/// Others may give blocks at the same time: so often it is begun again.
 const ATTEMPT_COUNT: usize = 8;
 
 /// Prefix length of a network's blocks: as many blocks as addresses in each, or half as many. A /16 has 256 of

@@ -116,7 +116,7 @@ impl ClusterFile {
         if self.cert.is_some() { self.clone() } else { self.as_root() }
     }
 
-    /// Files are read anew each time: certificates are changed before they expire.
+    /// Files are read again each time: certificates are changed before they expire.
     pub(crate) fn endpoints(&self) -> Result<Endpoints, ClusterError> {
         let endpoints = Endpoints::parse(&self.etcd.join(","))
             .and_then(|endpoints| endpoints.files(self.cacert.as_deref(), self.cert.as_deref(), self.key.as_deref()))

@@ -266,7 +266,7 @@ impl Writer {
             };
             let is_void = matches!(done, Ok(None));
             if done.is_err() {
-                // Certificates are read anew with the next one. The word may be there, or come yet.
+                // Certificates are read again with the next one. The word may be there, or come yet.
                 (self.stores, self.last_word) = (None, None);
             }
             if is_void {

@@ -91,7 +91,7 @@ pub use turns::WRITE_COUNT_MAX;
 pub use view::{Places, View};
 pub use vnics::{HostContainer, HostTraffic, HostVnic, HostVnics, VnicsWriter};
 
-pub use freeflow_etcd::News;
+pub use freeflow_etcd::{HOSTS_FILE, News, address_of, host_names};
 
 use freeflow_orchestrator::store::StoreError;
 use freeflow_orchestrator::{Reason, Refusal};

@@ -26,7 +26,7 @@ use freeflow_orchestrator::{
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Others may change what is declared at the same time: so often it is begun anew.
+/// Others may change what is declared at the same time: so often it is begun again.
 const ATTEMPT_COUNT: usize = 8;
 const VIEW_TIME: Duration = Duration::from_secs(20);
 

@@ -228,7 +228,7 @@ impl Pending {
         Some(next)
     }
 
-    /// Whether more waits in etcd than was taken in, and there is room for it: who follows lists all anew then.
+    /// Whether more waits in etcd than was taken in, and there is room for it: who follows lists all again then.
     pub fn is_list_due(&self) -> bool {
         self.has_passed_over && self.requests.is_empty() && self.renewals.is_empty()
     }

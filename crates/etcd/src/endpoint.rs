@@ -1,7 +1,8 @@
 //! Where etcd's members are, and who we are to them.
 use crate::error::EtcdError;
+use crate::names::{HOSTS_FILE, address_of, host_names};
 use std::fs;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
@@ -12,7 +13,6 @@ const CONNECT_TIME: Duration = Duration::from_secs(3);
 /// than every 5 s, or while it is idle.
 const KEEP_ALIVE: Duration = Duration::from_secs(6);
 const KEEP_ALIVE_ANSWER: Duration = Duration::from_secs(3);
-const NAMES: &str = "/etc/hosts";
 
 /// A certificate and its key, both PEM: etcd takes the certificate's common name for its user.
 #[derive(Clone)]
@@ -43,18 +43,6 @@ fn invalid(text: String) -> EtcdError {
     EtcdError::Invalid(text)
 }
 
-/// The address of a name. A static program has no resolver of its own, and the C library's loads others' code.
-fn address_of(host: &str, names: &str) -> Option<IpAddr> {
-    if let Ok(address) = host.parse() {
-        return Some(address);
-    }
-    names.lines().find_map(|line| {
-        let mut words = line.split('#').next().unwrap_or_default().split_ascii_whitespace();
-        let address = words.next()?.parse().ok()?;
-        words.any(|name| name.eq_ignore_ascii_case(host)).then_some(address)
-    })
-}
-
 impl Url {
     fn parse(text: &str, names: &str) -> Result<Self, EtcdError> {
         let bad = |why: &str| invalid(format!("`{text}` is no address of an etcd member: {why}"));
@@ -68,8 +56,8 @@ impl Url {
         let (host, port) = rest.rsplit_once(':').ok_or_else(|| bad("it has no port"))?;
         let port: u16 = port.parse().map_err(|_| bad("it has no port"))?;
         let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-        let ip =
-            address_of(bare, names).ok_or_else(|| bad(&format!("neither an IP address, nor a name in {NAMES}")))?;
+        let ip = address_of(bare, names)
+            .ok_or_else(|| bad(&format!("neither an IP address, nor a name in {HOSTS_FILE}")))?;
         Ok(Self { secure, host: bare.into(), address: SocketAddr::new(ip, port) })
     }
 }
@@ -81,7 +69,7 @@ impl Endpoints {
     /// # Errors
     /// `Invalid`: no URL, one with another scheme, without a port or with an unknown name.
     pub fn parse(urls: &str) -> Result<Self, EtcdError> {
-        let names = fs::read_to_string(NAMES).unwrap_or_default();
+        let names = host_names();
         let urls: Result<Vec<Url>, _> =
             urls.split(',').map(str::trim).filter(|url| !url.is_empty()).map(|url| Url::parse(url, &names)).collect();
         let urls = urls?;

@@ -6,6 +6,7 @@
 //! - [`declared`]: the custom resources, and FreeFlow's objects for them.
 //! - [`install`]: FreeFlow's files, copied from a pod onto its node.
 //! - [`log`]: lines on stderr.
+//! - [`termination`]: the signals by which Kubernetes ends a pod.
 //!
 //! The program `freeflow-kubernetes` has a subcommand for each part.
 #![forbid(unsafe_code)]
@@ -16,3 +17,4 @@ pub mod declared;
 pub mod install;
 pub mod log;
 pub mod node;
+pub mod termination;

@@ -42,6 +42,8 @@ impl State {
         // Containers' vNICs and the host itself are nobody's declaration.
         let is_own = matches!(command, Command::Attach { .. } | Command::Detach { .. } | Command::Begin { .. });
         let mut draft = Draft::of(self, if is_own { &Writer::Copy } else { writer });
+        draft.shares.is_copy = !is_own && *writer == Writer::Copy;
+        draft.shares.is_managers = matches!(writer, Writer::Manager(_));
         match command {
             Command::Apply { objects } => draft.apply(objects)?,
             Command::ApplyForCluster { objects } => {

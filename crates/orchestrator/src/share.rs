@@ -56,6 +56,10 @@ impl Sizes {
 pub(crate) struct Shares {
     /// The host itself attaches a vNIC: it may fill all places, where a tenant that declares vNICs may not.
     pub is_hosts: bool,
+    /// A copy: its original was held to the shares, and had the objects in another order.
+    pub is_copy: bool,
+    /// The writer declares for its own users, who may make networks, too.
+    pub is_managers: bool,
     /// New ones: of each kind, and of a tenant, whose old ones are counted here, too.
     created: BTreeMap<ObjectKind, usize>,
     objects: BTreeMap<(ObjectKind, String), usize>,
@@ -86,8 +90,11 @@ fn count_of(state: &State, kind: ObjectKind) -> (usize, usize) {
 }
 
 /// Of a tenant; `None`: only admins make that kind.
-fn count_of_tenant(state: &State, kind: ObjectKind, tenant: &str) -> Option<usize> {
+fn count_of_tenant(state: &State, kind: ObjectKind, tenant: &str, is_managers: bool) -> Option<usize> {
     match kind {
+        ObjectKind::Network if is_managers => {
+            Some(state.networks.values().filter(|network| network.tenant() == tenant).count())
+        }
         ObjectKind::Vnic => {
             let own = state.networks.values().filter(|network| network.tenant() == tenant);
             Some(own.map(|network| network.vnic_count as usize).sum())
@@ -121,10 +128,11 @@ impl Shares {
         if all > max {
             return Err(exhausted(format!("there are {max} of the kind already, which is the most")));
         }
-        if self.is_hosts {
+        if self.is_hosts || self.is_copy {
             return Ok(());
         }
-        let Some(own) = count_of_tenant_cached(&mut self.objects, state, kind, tenant) else { return Ok(()) };
+        let count = || count_of_tenant(state, kind, tenant, self.is_managers);
+        let Some(own) = count_of_tenant_cached(&mut self.objects, (kind, tenant), count) else { return Ok(()) };
         *own += 1;
         let share = share(max, all - *own);
         if *own > share {
@@ -149,7 +157,7 @@ impl Shares {
         if all > STATE_BYTES_MAX {
             return Err(exhausted(format!("all objects together take {STATE_BYTES_MAX} bytes, which is the most")));
         }
-        if tenant.is_empty() {
+        if tenant.is_empty() || self.is_copy {
             return Ok(());
         }
         let own = self.bytes_of.entry(tenant.to_string()).or_insert_with(|| state.sizes.of_tenant(tenant));
@@ -225,13 +233,12 @@ fn pair_of(rule: &AccessRuleSpec) -> Option<(String, String)> {
 
 fn count_of_tenant_cached<'a>(
     objects: &'a mut BTreeMap<(ObjectKind, String), usize>,
-    state: &State,
-    kind: ObjectKind,
-    tenant: &str,
+    (kind, tenant): (ObjectKind, &str),
+    count: impl FnOnce() -> Option<usize>,
 ) -> Option<&'a mut usize> {
     use alloc::collections::btree_map::Entry;
     match objects.entry((kind, tenant.to_string())) {
         Entry::Occupied(there) => Some(there.into_mut()),
-        Entry::Vacant(place) => Some(place.insert(count_of_tenant(state, kind, tenant)?)),
+        Entry::Vacant(place) => Some(place.insert(count()?)),
     }
 }

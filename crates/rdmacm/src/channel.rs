@@ -15,7 +15,7 @@
 //! of a thread that has read it and not looked at the backlog yet; together they are as many as the
 //! backlog is long and `spare` says. So the descriptor is never readable for nothing, and nothing
 //! waits for which the descriptor isn't readable. (A pipe of a joint channel that ends takes its
-//! markers along; then all are put anew.)
+//! markers along; then all are put again.)
 use crate::born::{Born, KEY_NONE, lock};
 use crate::boundary::{Outcome, last_errno, pointer, quiet, set_errno};
 use crate::call::{command, destroy_id};

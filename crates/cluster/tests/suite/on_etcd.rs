@@ -164,7 +164,7 @@ fn each_host_has_a_block_until_it_has_followed_the_deletion() {
     operator.change(&cidrs, false).expect("the name is free");
 }
 
-/// A controller that was away while a network was deleted, declared anew and deleted again.
+/// A controller that was away while a network was deleted, declared again and deleted again.
 #[test]
 fn an_old_view_takes_no_block_that_is_in_use() {
     let etcd = Cluster::start(1, &[]);
@@ -180,7 +180,7 @@ fn an_old_view_takes_no_block_that_is_in_use() {
     let old = operator.view().expect("read");
     Controller::run(&file, &old).expect("taken back");
     assert_eq!(blocks(&operator.view().expect("read"), "red").len(), 0);
-    // Anew, and in use.
+    // Again, and in use.
     operator.change(&red, false).expect("done");
     Controller::run(&file, &operator.view().expect("read")).expect("given");
     let in_use = [("red", "10.50.0.0/28")];

@@ -110,9 +110,9 @@ fn a_place_is_over_when_its_vnic_is_and_its_host_says_so() {
     assert_eq!(due(&given.clone().holdings("h1", &released(revision)).view()), [("database".to_owned(), None)]);
     let (gone, _) = given.place("other", &at("h9"));
     assert_eq!(due(&gone.view()), [("other".to_owned(), None)], "its host was removed");
-    // Declared anew with other addresses: not as long as the former one is somewhere.
-    let anew = object("Vnic", "database", json!({"network": "red", "addresses": ["10.50.0.230"]}));
-    let given = Given::new().declared(vec![red(), anew]).host("h1", &record(1)).host("h2", &record(2));
+    // Declared again with other addresses: not as long as the former one is somewhere.
+    let again = object("Vnic", "database", json!({"network": "red", "addresses": ["10.50.0.230"]}));
+    let given = Given::new().declared(vec![red(), again]).host("h1", &record(1)).host("h2", &record(2));
     let (given, revision) = given.holdings("h2", &claims(1)).place("database", &at("h1"));
     assert_eq!(due(&given.clone().view()), []);
     assert_eq!(due(&given.holdings("h1", &released(revision)).view()), [("database".to_owned(), None)]);

@@ -2,7 +2,7 @@
 use super::configuration::{Configuration, invalid};
 use super::connection::Target;
 use super::error::{ApiError, Refusal};
-use http_body_util::{BodyExt, Full, Limited};
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderValue, RETRY_AFTER, USER_AGENT};
 use hyper::{HeaderMap, Method, Request, Response};
@@ -18,8 +18,11 @@ use tokio::time::{sleep, timeout};
 
 /// For a request and its answer.
 const ANSWER_TIME: Duration = Duration::from_secs(30);
-/// Longest answer, bytes: a page of a list, of objects that are 3 MiB at most and mostly some KiB.
-const ANSWER_BYTES_MAX: usize = 64 << 20;
+/// Longest answer, bytes: a page of a list, of objects that are 3 MiB at most and mostly some KiB. A controller has
+/// room for a few of these.
+const ANSWER_BYTES_MAX: usize = 8 << 20;
+/// The same of a router, whose lists have no pages.
+const ROUTER_ANSWER_BYTES_MAX: usize = 64 << 20;
 /// A connection that nobody uses is closed after that.
 const IDLE_TIME: Duration = Duration::from_secs(50);
 /// How often a request is sent that the server puts off (429), and the longest pause between.
@@ -62,6 +65,7 @@ pub struct Client {
     /// Scheme, authority and path before all others.
     base: String,
     answer_time: Duration,
+    answer_bytes_max: usize,
 }
 
 impl Client {
@@ -75,7 +79,8 @@ impl Client {
 
     /// A server of the same kind at a Unix socket: a router's REST API.
     pub fn at_socket(path: &Path) -> Self {
-        Self::of(Target::Socket(Arc::new(path.to_path_buf())), "http://freeflow".into())
+        let client = Self::of(Target::Socket(Arc::new(path.to_path_buf())), "http://freeflow".into());
+        Self { answer_bytes_max: ROUTER_ANSWER_BYTES_MAX, ..client }
     }
 
     fn of(target: Target, base: String) -> Self {
@@ -83,7 +88,7 @@ impl Client {
             .pool_idle_timeout(IDLE_TIME)
             .pool_timer(TokioTimer::new())
             .build(target.clone());
-        Self { http, target, base, answer_time: ANSWER_TIME }
+        Self { http, target, base, answer_time: ANSWER_TIME, answer_bytes_max: ANSWER_BYTES_MAX }
     }
 
     /// Another time limit of requests (not of watches); 30 s if not set.
@@ -158,11 +163,19 @@ impl Client {
                 return Ok(response);
             }
             let (code, retry) = (response.status().as_u16(), retry_after(response.headers()));
-            let mut refusal = Refusal::of(code, &all(response).await?);
+            let mut refusal = Refusal::of(code, &self.all(response).await?);
             refusal.details.retry_after_seconds = refusal.details.retry_after_seconds.max(retry);
             Err(ApiError::Refused(Box::new(refusal)))
         };
         self.in_time(attempt).await
+    }
+
+    async fn all(&self, response: Response<Incoming>) -> Result<Bytes, ApiError> {
+        match Limited::new(response.into_body(), self.answer_bytes_max).collect().await {
+            Ok(body) => Ok(body.to_bytes()),
+            Err(error) if error.is::<LengthLimitError>() => Err(ApiError::TooLong(self.answer_bytes_max)),
+            Err(error) => Err(ApiError::Unanswered(error.to_string())),
+        }
     }
 
     async fn in_time<T>(&self, attempt: impl Future<Output = Result<T, ApiError>>) -> Result<T, ApiError> {
@@ -181,7 +194,7 @@ impl Client {
         loop {
             let answer = async {
                 let response = self.send(method.clone(), path, body).await?;
-                let bytes = self.in_time(all(response)).await?;
+                let bytes = self.in_time(self.all(response)).await?;
                 serde_json::from_slice(&bytes).map_err(|error| ApiError::Malformed(format!("{method} {path}: {error}")))
             };
             match answer.await {
@@ -197,11 +210,6 @@ impl Client {
 
 fn retry_after(headers: &HeaderMap) -> u64 {
     headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.trim().parse().ok()).unwrap_or(0)
-}
-
-async fn all(response: Response<Incoming>) -> Result<Bytes, ApiError> {
-    let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
-    body.map(http_body_util::Collected::to_bytes).map_err(|error| ApiError::Unanswered(error.to_string()))
 }
 
 /// Our own error of a connection, which `hyper-util` wraps, or the causes in a line.

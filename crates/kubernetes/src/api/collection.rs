@@ -9,8 +9,10 @@ use serde_json::{Value, json};
 use std::borrow::Cow;
 use std::marker::PhantomData;
 
-/// Objects in a page of a list.
+/// Objects in a page of a list. Where a page is too long an answer, it is asked for with fewer: tenants make objects,
+/// and may make them large.
 const PAGE_COUNT: usize = 500;
+const FEWER: usize = 8;
 /// Objects of a list in all: a broken server could fill our memory otherwise.
 const LIST_COUNT_MAX: usize = 1 << 18;
 
@@ -89,13 +91,6 @@ impl Selection {
     }
 }
 
-/// Objects, and the resource version at which they were all there.
-#[derive(Clone, Debug)]
-pub struct List {
-    pub items: Vec<Value>,
-    pub resource_version: String,
-}
-
 #[derive(Deserialize)]
 struct Page {
     metadata: PageMetadata,
@@ -168,24 +163,30 @@ impl<T> Collection<T> {
         Ok(format!("{}?{more}{}", self.path(None)?, selection.query()))
     }
 
-    /// All objects, page by page.
+    /// All objects, page by page: `take` has one after the other. The resource version at which they were all there.
     ///
     /// # Errors
     /// See [`ApiError`]; `is_gone` where the list took so long that its pages have expired.
-    pub async fn list(&self, selection: &Selection) -> Result<List, ApiError> {
-        let mut list = List { items: Vec::new(), resource_version: String::new() };
-        let mut next = String::new();
+    pub async fn list(&self, selection: &Selection, mut take: impl FnMut(Value)) -> Result<String, ApiError> {
+        let (mut next, mut limit, mut count) = (String::new(), PAGE_COUNT, 0);
         loop {
             let position = if next.is_empty() { String::new() } else { format!("&continue={}", encoded(&next)) };
-            let path = self.query(selection, &format!("limit={PAGE_COUNT}{position}"))?;
-            let page: Page = self.client.exchange(Method::GET, &path, Body::None).await?;
-            list.items.extend(page.items.into_iter().flatten());
-            list.resource_version = page.metadata.resource_version;
+            let path = self.query(selection, &format!("limit={limit}{position}"))?;
+            let page: Page = match self.client.exchange(Method::GET, &path, Body::None).await {
+                Err(ApiError::TooLong(_)) if limit > 1 => {
+                    limit = (limit / FEWER).max(1);
+                    continue;
+                }
+                page => page?,
+            };
+            let items = page.items.unwrap_or_default();
+            count += items.len();
+            items.into_iter().for_each(&mut take);
             next = page.metadata.r#continue.unwrap_or_default();
             if next.is_empty() {
-                return Ok(list);
+                return Ok(page.metadata.resource_version);
             }
-            if list.items.len() > LIST_COUNT_MAX {
+            if count > LIST_COUNT_MAX {
                 return Err(ApiError::Malformed(format!("more than {LIST_COUNT_MAX} {}", self.kind.plural)));
             }
         }

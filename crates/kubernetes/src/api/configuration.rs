@@ -1,12 +1,12 @@
 //! Where the API server is, and who we are to it.
 use super::error::ApiError;
-use std::fs::{self, File};
+use freeflow_cluster::{HOSTS_FILE, address_of, host_names};
+use std::fs::File;
 use std::io::Read;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
-pub(super) const NAMES: &str = "/etc/hosts";
 /// Longest file of a certificate, key or token, bytes.
 const FILE_BYTES_MAX: u64 = 4 << 20;
 
@@ -47,18 +47,6 @@ pub(super) struct Server {
     pub path: String,
 }
 
-/// The address of a name. A static program has no resolver of its own, and the C library's loads others' code.
-fn address_of(host: &str, names: &str) -> Option<IpAddr> {
-    if let Ok(address) = host.parse() {
-        return Some(address);
-    }
-    names.lines().find_map(|line| {
-        let mut words = line.split('#').next().unwrap_or_default().split_ascii_whitespace();
-        let address = words.next()?.parse().ok()?;
-        words.any(|name| name.eq_ignore_ascii_case(host)).then_some(address)
-    })
-}
-
 impl Server {
     pub fn parse(text: &str, names: &str) -> Result<Self, ApiError> {
         let bad = |why: &str| invalid(format!("`{text}` is no address of a Kubernetes API server: {why}"));
@@ -79,8 +67,8 @@ impl Server {
             _ => (authority, default_port),
         };
         let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-        let ip =
-            address_of(host, names).ok_or_else(|| bad(&format!("neither an IP address, nor a name in {NAMES}")))?;
+        let ip = address_of(host, names)
+            .ok_or_else(|| bad(&format!("neither an IP address, nor a name in {HOSTS_FILE}")))?;
         let path = path.trim_end_matches('/').to_string();
         Ok(Self { is_secure, host: host.into(), address: SocketAddr::new(ip, port), path })
     }
@@ -114,8 +102,7 @@ impl Configuration {
     /// The same of a service's address and a service account's directory.
     fn of_service(host: &str, port: &str, directory: &Path) -> Result<Self, ApiError> {
         let host = if host.contains(':') { format!("[{host}]") } else { host.to_string() };
-        let names = fs::read_to_string(NAMES).unwrap_or_default();
-        let server = Server::parse(&format!("https://{host}:{port}"), &names)?;
+        let server = Server::parse(&format!("https://{host}:{port}"), &host_names())?;
         let file = |name: &str| Source::File(directory.join(name));
         let (authority, token, namespace) = (file("ca.crt"), file("token"), file("namespace"));
         authority.read()?;
@@ -140,6 +127,7 @@ impl Configuration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     const HOSTS: &str = "127.0.0.1 localhost\n192.0.2.1\tapi.example api # the server\n";
 

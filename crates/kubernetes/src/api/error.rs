@@ -18,6 +18,9 @@ pub enum ApiError {
     /// The server refused.
     #[error("{0}")]
     Refused(Box<Refusal>),
+    /// An answer with more bytes than this.
+    #[error("the Kubernetes API server's answer has more than {0} bytes")]
+    TooLong(usize),
     /// An answer of another form, or beyond the limits.
     #[error("the Kubernetes API server's answer: {0}")]
     Malformed(String),

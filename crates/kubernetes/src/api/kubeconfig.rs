@@ -1,11 +1,12 @@
 //! Kubeconfig files, as `kubectl` has them: the current context's server and identity.
-use super::configuration::{Configuration, NAMES, Server, Source, invalid};
+use super::configuration::{Configuration, Server, Source, invalid};
 use super::error::ApiError;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use freeflow_cluster::host_names;
 use serde::Deserialize;
 use serde_json::Value;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
@@ -103,8 +104,7 @@ impl Configuration {
     /// # Errors
     /// `Invalid`: the file can't be read, or has an identity of a kind that is not known here (plugins, passwords).
     pub fn of_file(path: &Path) -> Result<Self, ApiError> {
-        let names = fs::read_to_string(NAMES).unwrap_or_default();
-        read(path, &names)
+        read(path, &host_names())
     }
 }
 
@@ -158,6 +158,7 @@ fn read(path: &Path, names: &str) -> Result<Configuration, ApiError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     fn written(text: &str) -> Result<Configuration, ApiError> {
         let name = format!("freeflow-kubeconfig-{:?}-{}", std::thread::current().id(), std::process::id());

@@ -31,7 +31,7 @@ pub(crate) mod test_server;
 mod tests;
 
 pub use client::Client;
-pub use collection::{Collection, Kind, List, Preconditions, Selection};
+pub use collection::{Collection, Kind, Preconditions, Selection};
 pub use configuration::Configuration;
 pub use error::ApiError;
 pub use watcher::{News, Watcher};

@@ -73,10 +73,42 @@ async fn lists_come_by_pages() {
     })
     .await;
     let selection = Selection { labels: "app=web".into(), fields: "spec.nodeName=n 1".into() };
-    let list = Collection::<Object>::all(&server.client(), &NETWORKS).list(&selection).await.unwrap();
-    let names: Vec<_> = list.items.iter().map(|item| item["metadata"]["name"].as_str().unwrap()).collect();
-    assert_eq!((names, list.resource_version.as_str()), (vec!["one", "two"], "7"));
+    let mut names = Vec::new();
+    let take = |item: Value| names.push(item["metadata"]["name"].as_str().unwrap().to_owned());
+    let version = Collection::<Object>::all(&server.client(), &NETWORKS).list(&selection, take).await.unwrap();
+    assert_eq!((names, version.as_str()), (vec!["one".to_owned(), "two".to_owned()], "7"));
     assert!(server.seen()[0].path.ends_with("?limit=500&labelSelector=app%3Dweb&fieldSelector=spec.nodeName%3Dn%201"));
+}
+
+#[tokio::test]
+async fn large_objects_come_by_few() {
+    // So large that no page of the usual number is an answer, nor one of the next smaller.
+    let (count, pad) = (100, "x".repeat(256 << 10));
+    let server = TestServer::start(move |seen: &Seen| {
+        let parameter = |name: &str| {
+            let found = seen.path.split(['?', '&']).find_map(|part| part.strip_prefix(name));
+            found.map(|text| text.parse::<usize>().unwrap())
+        };
+        let (limit, first) = (parameter("limit=").unwrap(), parameter("continue=").unwrap_or(0));
+        let last = (first + limit).min(count);
+        let fat = |number: usize| json!({"metadata": {"name": number.to_string(), "annotations": {"a": pad}}});
+        let mut metadata = json!({"resourceVersion": "7"});
+        if last < count {
+            metadata["continue"] = last.to_string().into();
+        }
+        (200, json!({"metadata": metadata, "items": (first..last).map(fat).collect::<Vec<_>>()}).to_string())
+    })
+    .await;
+    let mut numbers = Vec::new();
+    let take = |item: Value| numbers.push(item["metadata"]["name"].as_str().unwrap().parse::<usize>().unwrap());
+    let client = server.client().answer_time(Duration::from_secs(600));
+    Collection::<Object>::all(&client, &NETWORKS).list(&Selection::default(), take).await.unwrap();
+    assert_eq!(numbers, (0..count).collect::<Vec<_>>());
+    // One that is too long by itself is an error.
+    let server = TestServer::start(|_: &Seen| (200, "x".repeat(9 << 20))).await;
+    let all = Collection::<Object>::all(&server.client(), &NETWORKS);
+    let error = all.list(&Selection::default(), drop).await.unwrap_err();
+    assert!(matches!(error, ApiError::TooLong(_)), "{error}");
 }
 
 #[tokio::test]

@@ -129,16 +129,15 @@ impl<T: DeserializeOwned> Watcher<T> {
         match &mut self.state {
             State::Start => {
                 self.wait().await;
-                let list = self.collection.list(&self.selection).await?;
-                let mut all = Vec::new();
-                for item in list.items {
-                    match read(item) {
-                        Ok(object) => all.push(object),
-                        Err(unreadable) => self.ready.push_back(unreadable),
-                    }
-                }
-                self.ready.push_front(News::All(all));
-                self.state = State::At(list.resource_version);
+                let (mut all, mut unreadable) = (Vec::new(), Vec::new());
+                let take = |item| match read(item) {
+                    Ok(object) => all.push(object),
+                    Err(news) => unreadable.push(news),
+                };
+                let version = self.collection.list(&self.selection, take).await?;
+                self.ready.push_back(News::All(all));
+                self.ready.extend(unreadable);
+                self.state = State::At(version);
                 // After a list the watch begins at once.
                 self.is_first = true;
                 Ok(())

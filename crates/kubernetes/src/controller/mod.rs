@@ -4,9 +4,11 @@
 //! watches all kinds and carries out differences in rounds (`sync`), of which each begins with all that there is.
 //! FreeFlow is one host or a cluster (`target`).
 mod conditions;
+mod fenced;
 mod leader;
 mod sync;
 mod target;
+mod turns;
 
 #[cfg(test)]
 mod tests;
@@ -14,14 +16,16 @@ mod tests;
 use crate::api::{ApiError, Client, Collection, News, Selection, Watcher};
 use crate::declared::{DeclaredKind, Resource};
 use crate::log;
-use leader::Candidate;
+use crate::termination::termination;
+use fenced::Fenced;
+use leader::{Candidate, Term};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 use sync::Sync;
 use target::{Cluster, Host, Target};
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 /// News that wait for a round.
 const NEWS_COUNT_MAX: usize = 1024;
@@ -32,6 +36,8 @@ const GATHER: Duration = Duration::from_millis(200);
 /// After a round that failed.
 const PAUSE_MIN: Duration = Duration::from_secs(2);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
+/// The change under way may take so long where the controller is asked to end: a pod has 30 s for all of it.
+const LAST_CHANGE_TIME: Duration = Duration::from_secs(15);
 
 /// Where FreeFlow is declared to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,19 +58,42 @@ pub struct Settings {
     pub identity: String,
 }
 
-/// Runs until it leads no more, which is an error: whoever started it starts it again.
+/// Runs until it is asked to end (SIGTERM, SIGINT): then another one may lead at once.
 ///
 /// # Errors
-/// A sentence for people.
+/// A sentence for people: it leads no more, and whoever started it starts it again.
 pub async fn run(client: &Client, settings: &Settings) -> Result<(), String> {
+    if settings.namespace.is_empty() {
+        return Err("no namespace is known, which the lease needs: give --namespace NAME".into());
+    }
+    let asked_to_end = termination().map_err(|error| format!("signals: {error}"))?;
     let mut candidate = Candidate::new(client, &settings.namespace, &settings.identity);
+    let term = candidate.term();
+    let asked = async {
+        let _ = asked_to_end.await;
+        timeout(LAST_CHANGE_TIME, term.end()).await.is_ok()
+    };
+    let is_quiet = tokio::select! {
+        ended = lead(client, settings, &mut candidate) => return ended,
+        is_quiet = asked => is_quiet,
+    };
+    log::line("ends, as it was asked to");
+    // A change that is still under way may come yet: nobody else leads before the lease is over then.
+    if is_quiet && let Err(error) = candidate.release().await {
+        log::line(&format!("the lease was not given back: {error}"));
+    }
+    Ok(())
+}
+
+async fn lead(client: &Client, settings: &Settings, candidate: &mut Candidate) -> Result<(), String> {
     candidate.lead().await;
     log::line(&format!("{} leads", settings.identity));
+    let term = candidate.term();
     let work = async {
         match &settings.declares {
-            Declares::Host(socket) => work(client, Host::new(socket)).await,
+            Declares::Host(socket) => work(client, Host::new(socket), term).await,
             Declares::Cluster(file) => match Cluster::open(file) {
-                Ok(cluster) => work(client, cluster).await,
+                Ok(cluster) => work(client, cluster, term).await,
                 Err(why) => Err(why),
             },
         }
@@ -113,8 +142,8 @@ fn explained(kind: DeclaredKind, error: &ApiError) -> String {
     format!("{}: {error}{hint}", kind.plural())
 }
 
-async fn work(client: &Client, target: impl Target) -> Result<(), String> {
-    let (mut news, mut sync) = (watch_all(client), Sync::new(client.clone(), target));
+async fn work(client: &Client, target: impl Target, term: Term) -> Result<(), String> {
+    let (mut news, mut sync) = (watch_all(client), Sync::new(client.clone(), Fenced { target, term }));
     let mut unknown: BTreeSet<DeclaredKind> = DeclaredKind::ALL.into_iter().collect();
     let (mut due, mut pause, mut last) = (Instant::now(), PAUSE_MIN, String::new());
     loop {

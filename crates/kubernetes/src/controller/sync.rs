@@ -1,16 +1,18 @@
 //! From the resources to FreeFlow, and back to their conditions: one round that carries out all differences.
 //!
 //! A round begins with all that FreeFlow has, so it matters not what was missed before. One broken resource stops
-//! nobody: objects that are refused together are tried one by one.
+//! nobody: objects that are refused together are tried one by one. Where a round can't take all, namespaces have their
+//! [`Turns`].
 //!
 //! Invariant: a resource has the controller's finalizer before FreeFlow has its object, and loses it after FreeFlow has
 //! the object no more. Objects without a resource are left alone: their finalizers were taken away by force, or the API
 //! server's data are older than they were. Who deletes them is a person.
 use super::conditions::{ACCEPTED, DELETED, ENFORCED, Said, is_news, status_with};
 use super::target::{Following, Target, TargetError};
+use super::turns::{Key, Turns};
 use crate::api::objects::Metadata;
 use crate::api::{ApiError, Client, Collection, Kind, News};
-use crate::declared::{DeclaredKind, GROUP, Resource};
+use crate::declared::{DeclaredKind, GROUP, Resource, Status};
 use crate::log;
 use freeflow_orchestrator::objects::AnyObject;
 use serde_json::{Value, json};
@@ -21,22 +23,20 @@ use std::time::{Duration, SystemTime};
 pub const FINALIZER: &str = "freeflow.io/declared";
 /// Objects in a request to FreeFlow.
 const BATCH_COUNT: usize = 100;
-/// Refused objects that are tried one by one in a round; others have their turn in the next ones.
+/// Refused objects that are tried one by one in a round, and deletions; others have their turn in the next ones.
 const ALONE_COUNT_MAX: usize = 64;
 /// Requests to the API server in a round, of each kind (finalizers, statuses).
 const PATCH_COUNT_MAX: usize = 100;
-/// Until the next round where hosts are behind, or a deletion waits.
+/// Until the next round where hosts are behind, or a deletion waits, at first and at most.
 const SOON: Duration = Duration::from_secs(3);
-/// The same where something was refused, at first and at most.
+const SOON_MAX: Duration = Duration::from_secs(15);
+/// The same where something was refused.
 const RETRY_MIN: Duration = Duration::from_secs(2);
 const RETRY_MAX: Duration = Duration::from_secs(60);
 /// All is compared again after so long, whatever happened.
 const RESYNC: Duration = Duration::from_secs(300);
 /// Where events of resources of the whole cluster go.
 const CLUSTER_EVENTS_NAMESPACE: &str = "default";
-
-/// A resource by its kind, namespace and name.
-pub type Key = (DeclaredKind, String, String);
 
 /// The object that FreeFlow was sent last, and its answer.
 #[derive(Clone, Debug)]
@@ -45,17 +45,47 @@ struct Declaration {
     outcome: Result<AnyObject, TargetError>,
 }
 
+/// Turns in each part of a round.
+#[derive(Default)]
+struct AllTurns {
+    finalizers: Turns,
+    alone: Turns,
+    deletions: Turns,
+    statuses: Turns,
+}
+
+/// The rest that a part of a round has left.
+#[derive(Clone, Copy, Debug, Default)]
+struct Left {
+    /// Some have not had their turn.
+    more: bool,
+    /// Some could not be done.
+    failed: bool,
+}
+
+impl Left {
+    fn and(self, other: Self) -> Self {
+        Self { more: self.more || other.more, failed: self.failed || other.failed }
+    }
+}
+
 /// The controller's knowledge, and its two ends.
 pub struct Sync<T> {
     client: Client,
     target: T,
     resources: BTreeMap<Key, Resource>,
     declared: BTreeMap<Key, Declaration>,
+    /// They were refused, perhaps for others that were sent with them: until they change they are tried one by one.
+    suspects: BTreeSet<Key>,
+    /// Deletions that FreeFlow refuses.
+    waiting: BTreeMap<Key, TargetError>,
     /// Objects without a resource, of which a line was written.
     orphans: BTreeSet<String>,
-    /// Of those that are tried one by one, the last.
-    last_alone: Option<Key>,
+    turns: AllTurns,
     retry: Duration,
+    soon: Duration,
+    /// Objects that hosts have not followed, and deletions that wait, as of the last round.
+    lag_count: usize,
 }
 
 fn key_of(kind: DeclaredKind, metadata: &Metadata) -> Key {
@@ -74,10 +104,44 @@ impl<T: Target> Sync<T> {
             target,
             resources: BTreeMap::new(),
             declared: BTreeMap::new(),
+            suspects: BTreeSet::new(),
+            waiting: BTreeMap::new(),
             orphans: BTreeSet::new(),
-            last_alone: None,
+            turns: AllTurns::default(),
             retry: RETRY_MIN,
+            soon: SOON,
+            lag_count: 0,
         }
+    }
+
+    /// Whether a round may come to something else by it.
+    fn put(&mut self, kind: DeclaredKind, resource: Resource) -> bool {
+        let key = key_of(kind, &resource.metadata);
+        // Its status is our own.
+        let is_new = self.resources.get(&key).is_none_or(|before| {
+            (&before.spec, &before.metadata.deletion_timestamp, &before.metadata.finalizers)
+                != (&resource.spec, &resource.metadata.deletion_timestamp, &resource.metadata.finalizers)
+        });
+        if is_new {
+            self.suspects.remove(&key);
+        }
+        self.resources.insert(key, resource);
+        is_new
+    }
+
+    /// Forgets resources that are there no more.
+    fn forget_but(&mut self, is_there: impl Fn(&Key) -> bool) {
+        self.resources.retain(|key, _| is_there(key));
+        self.declared.retain(|key, _| is_there(key));
+        self.waiting.retain(|key, _| is_there(key));
+        self.suspects.retain(|key| is_there(key));
+    }
+
+    fn forget(&mut self, key: &Key) -> bool {
+        self.declared.remove(key);
+        self.waiting.remove(key);
+        self.suspects.remove(key);
+        self.resources.remove(key).is_some()
     }
 
     /// News of a kind's resources. Whether a round may come to something else by them.
@@ -85,33 +149,21 @@ impl<T: Target> Sync<T> {
         let is_new = match news {
             News::All(all) => {
                 let known: BTreeSet<Key> = all.iter().map(|resource| key_of(kind, &resource.metadata)).collect();
-                self.resources.retain(|key, _| key.0 != kind || known.contains(key));
-                all.into_iter().for_each(|resource| {
-                    self.resources.insert(key_of(kind, &resource.metadata), resource);
-                });
+                self.forget_but(|key| key.0 != kind || known.contains(key));
+                for resource in all {
+                    self.put(kind, resource);
+                }
                 true
             }
-            News::Changed(resource) => {
-                let key = key_of(kind, &resource.metadata);
-                let before = self.resources.insert(key, resource.clone());
-                // Its status is our own.
-                before.is_none_or(|before| {
-                    (before.spec, before.metadata.deletion_timestamp, before.metadata.finalizers)
-                        != (resource.spec, resource.metadata.deletion_timestamp, resource.metadata.finalizers)
-                })
-            }
-            News::Deleted(resource) => {
-                let key = key_of(kind, &resource.metadata);
-                self.declared.remove(&key);
-                self.resources.remove(&key).is_some()
-            }
+            News::Changed(resource) => self.put(kind, resource),
+            News::Deleted(resource) => self.forget(&key_of(kind, &resource.metadata)),
             News::Unreadable(name, why) => {
                 log::line(&format!("{} {name} can't be read: {why}", kind.name()));
                 false
             }
         };
         if is_new {
-            self.retry = RETRY_MIN;
+            (self.retry, self.soon) = (RETRY_MIN, SOON);
         }
         is_new
     }
@@ -132,7 +184,6 @@ impl<T: Target> Sync<T> {
         let present = self.target.present().await?;
         let present: BTreeMap<String, AnyObject> =
             present.into_iter().map(|object| (unique(&object), object)).collect();
-        let mut next = RESYNC;
         let (mut wanted, mut invalid) = (Vec::new(), BTreeMap::new());
         for (key, resource) in &self.resources {
             if resource.metadata.deletion_timestamp.is_some() {
@@ -143,45 +194,62 @@ impl<T: Target> Sync<T> {
                 Err(why) => drop(invalid.insert(key.clone(), why)),
             }
         }
-        if !self.add_finalizers(&mut wanted).await {
-            next = RETRY_MIN;
-        }
+        let mut left = self.add_finalizers(&mut wanted).await;
         self.declare(&wanted, &present).await?;
-        let waiting = self.delete(&present).await?;
+        left = left.and(self.delete(&present).await?);
         self.note_orphans(&present);
-        let following = self.following(&wanted).await?;
-        let is_behind = following.values().any(|following| !following.is_everywhere());
-        if is_behind || !waiting.is_empty() {
-            next = next.min(SOON);
-        }
-        let is_refused = wanted.iter().any(|(key, _)| self.declared.get(key).is_none_or(|done| done.outcome.is_err()));
-        if is_refused {
+        // Those of which FreeFlow has the spec as it is now.
+        let current: BTreeMap<&Key, &Declaration> = wanted
+            .iter()
+            .filter_map(|(key, object)| self.declared.get_key_value(key).filter(|(_, last)| last.object == *object))
+            .collect();
+        let is_refused = wanted.iter().any(|(key, _)| current.get(key).is_none_or(|last| last.outcome.is_err()));
+        let accepted = current.iter().filter_map(|(key, last)| Some(((*key).clone(), last.outcome.clone().ok()?)));
+        let (accepted, current): (Vec<_>, BTreeSet<Key>) =
+            (accepted.collect(), current.keys().copied().cloned().collect());
+        let following = self.following(accepted).await?;
+        let behind_count = following.values().filter(|following| !following.is_everywhere()).count();
+        left = left.and(self.say(&invalid, &current, &following).await);
+        Ok(self.next_in(left, is_refused, behind_count))
+    }
+
+    /// When the next round is due. The pauses grow while nothing comes of the rounds.
+    fn next_in(&mut self, left: Left, is_refused: bool, behind_count: usize) -> Duration {
+        let mut next = if left.more { RETRY_MIN } else { RESYNC };
+        if is_refused || left.failed {
             next = next.min(self.retry);
             self.retry = (self.retry * 2).min(RETRY_MAX);
         }
-        if !self.say(&invalid, &waiting, &following).await {
-            next = next.min(RETRY_MIN);
+        let lag_count = behind_count + self.waiting.len();
+        if lag_count < self.lag_count {
+            self.soon = SOON;
         }
-        Ok(next)
+        self.lag_count = lag_count;
+        if lag_count > 0 {
+            next = next.min(self.soon);
+            self.soon = (self.soon * 2).min(SOON_MAX);
+        }
+        next
     }
 
-    /// Resources get the finalizer before they are declared; those that could not are left out. False: some could not.
-    async fn add_finalizers(&mut self, wanted: &mut Vec<(Key, AnyObject)>) -> bool {
-        let (mut count, mut left_out) = (0, BTreeSet::new());
-        for (key, _) in wanted.iter() {
-            let metadata = &self.resources[key].metadata;
-            if metadata.finalizers.iter().any(|finalizer| finalizer == FINALIZER) {
-                continue;
-            }
-            count += 1;
-            let mut finalizers = metadata.finalizers.clone();
+    /// Resources get the finalizer before they are declared; those that could not are left out.
+    async fn add_finalizers(&mut self, wanted: &mut Vec<(Key, AnyObject)>) -> Left {
+        let has_it = |key: &Key| self.resources[key].metadata.finalizers.iter().any(|finalizer| finalizer == FINALIZER);
+        let bare: BTreeSet<Key> = wanted.iter().filter(|(key, _)| !has_it(key)).map(|(key, _)| key.clone()).collect();
+        let chosen = self.turns.finalizers.choose(bare.iter().cloned(), PATCH_COUNT_MAX);
+        let (more, mut left_out) = (chosen.len() < bare.len(), bare);
+        let mut failed = false;
+        for key in chosen {
+            let mut finalizers = self.resources[&key].metadata.finalizers.clone();
             finalizers.push(FINALIZER.into());
-            if count > PATCH_COUNT_MAX || !self.set_finalizers(&key.clone(), finalizers).await {
-                left_out.insert(key.clone());
+            if self.set_finalizers(&key, finalizers).await {
+                left_out.remove(&key);
+            } else {
+                failed = true;
             }
         }
         wanted.retain(|(key, _)| !left_out.contains(key));
-        left_out.is_empty()
+        Left { more, failed }
     }
 
     async fn set_finalizers(&mut self, key: &Key, finalizers: Vec<String>) -> bool {
@@ -195,7 +263,7 @@ impl<T: Target> Sync<T> {
             // The watch has news of it.
             Err(error) if error.is_conflict() => false,
             Err(error) if error.is_not_found() => {
-                self.resources.remove(key);
+                self.forget(key);
                 false
             }
             Err(error) => {
@@ -218,12 +286,10 @@ impl<T: Target> Sync<T> {
                     && last.outcome.as_ref().is_ok_and(|done| done.metadata().resource_version == there)
             })
         };
-        let was_refused = |key: &Key, object: &AnyObject| {
-            self.declared.get(key).is_some_and(|last| last.object == *object && last.outcome.is_err())
-        };
         // In the order of the kinds: those that others name come first.
-        let due: Vec<&(Key, AnyObject)> = wanted.iter().filter(|(key, object)| !is_done(key, object)).collect();
-        let (mut alone, fresh): (Vec<_>, Vec<_>) = due.into_iter().partition(|(key, object)| was_refused(key, object));
+        let due = wanted.iter().filter(|(key, object)| !is_done(key, object));
+        let (mut alone, fresh): (Vec<&(Key, AnyObject)>, Vec<_>) =
+            due.partition(|(key, _)| self.suspects.contains(key));
         for batch in fresh.chunks(BATCH_COUNT) {
             let objects: Vec<AnyObject> = batch.iter().map(|(_, object)| object.clone()).collect();
             match self.target.apply(&objects).await {
@@ -233,24 +299,20 @@ impl<T: Target> Sync<T> {
                     }
                 }
                 Ok(_) => return Err(TargetError::Away("its answer has other objects than it was sent".into())),
-                Err(TargetError::Refused(..)) => alone.extend(batch.iter().copied()),
+                Err(TargetError::Refused(..)) => {
+                    self.suspects.extend(batch.iter().map(|(key, _)| key.clone()));
+                    alone.extend(batch.iter().copied());
+                }
                 Err(away) => return Err(away),
             }
         }
-        self.declare_alone(alone).await
+        self.declare_alone(&alone).await
     }
 
-    /// One by one, beginning after the one that was the last in the round before.
-    async fn declare_alone(&mut self, mut alone: Vec<&(Key, AnyObject)>) -> Result<(), TargetError> {
-        alone.sort_by_key(|(key, _)| key.clone());
-        if alone.len() > ALONE_COUNT_MAX {
-            let first = alone.partition_point(|(key, _)| self.last_alone.as_ref().is_some_and(|last| key <= last));
-            let count = alone.len();
-            alone.rotate_left(first % count);
-            alone.truncate(ALONE_COUNT_MAX);
-            self.last_alone = alone.last().map(|(key, _)| key.clone());
-        }
-        for (key, object) in alone {
+    async fn declare_alone(&mut self, alone: &[&(Key, AnyObject)]) -> Result<(), TargetError> {
+        let objects: BTreeMap<&Key, &AnyObject> = alone.iter().map(|(key, object)| (key, object)).collect();
+        for key in self.turns.alone.choose(objects.keys().copied().cloned(), ALONE_COUNT_MAX) {
+            let object = objects[&key];
             let outcome = match self.target.apply(std::slice::from_ref(object)).await {
                 Ok(mut done) => done.pop().ok_or_else(|| TargetError::Away("an answer without an object".into())),
                 Err(error) => Err(error),
@@ -258,54 +320,67 @@ impl<T: Target> Sync<T> {
             if let Err(away @ TargetError::Away(_)) = outcome {
                 return Err(away);
             }
-            self.note(key, object, outcome);
+            if outcome.is_ok() {
+                // Others may have waited for it.
+                self.retry = RETRY_MIN;
+            }
+            self.note(&key, object, outcome);
         }
         Ok(())
     }
 
     fn note(&mut self, key: &Key, object: &AnyObject, outcome: Result<AnyObject, TargetError>) {
+        if outcome.is_ok() {
+            self.suspects.remove(key);
+        }
         self.declared.insert(key.clone(), Declaration { object: object.clone(), outcome });
     }
 
-    /// Deletes the objects of resources that are to go, those that name others first; why some wait.
-    async fn delete(
-        &mut self,
-        present: &BTreeMap<String, AnyObject>,
-    ) -> Result<BTreeMap<Key, TargetError>, TargetError> {
-        let mut waiting = BTreeMap::new();
+    /// Deletes the objects of resources that are to go, those that name others first.
+    async fn delete(&mut self, present: &BTreeMap<String, AnyObject>) -> Result<Left, TargetError> {
         let is_ours = |resource: &Resource| {
             resource.metadata.deletion_timestamp.is_some()
                 && resource.metadata.finalizers.iter().any(|finalizer| finalizer == FINALIZER)
         };
-        let going: Vec<Key> =
-            self.resources.iter().rev().filter(|(_, resource)| is_ours(resource)).map(|(key, _)| key.clone()).collect();
-        for key in going {
+        let going = self.resources.iter().filter(|(_, resource)| is_ours(resource)).map(|(key, _)| key.clone());
+        let going: BTreeSet<Key> = going.collect();
+        self.waiting.retain(|key, _| going.contains(key));
+        let chosen = self.turns.deletions.choose(going.iter().cloned(), ALONE_COUNT_MAX);
+        let mut left = Left { more: chosen.len() < going.len(), failed: false };
+        for key in chosen.into_iter().rev() {
             let metadata = &self.resources[&key].metadata;
             let finalizers = metadata.finalizers.iter().filter(|one| *one != FINALIZER).cloned().collect();
             // With a bad name it never had an object.
             if let Ok(name) = key.0.freeflow_name(metadata)
-                && present.contains_key(&format!("{}/{name}", key.0.object_kind()))
+                && let Some(object) = present.get(&format!("{}/{name}", key.0.object_kind()))
             {
-                match self.target.delete(key.0.object_kind(), &name).await {
+                match self.target.delete(object).await {
                     Ok(()) => {}
                     Err(error) if error.is_not_found() => {}
                     Err(away @ TargetError::Away(_)) => return Err(away),
+                    // It is another one by now.
+                    Err(error) if error.is_conflict() => {
+                        left.failed = true;
+                        continue;
+                    }
                     Err(refused) => {
-                        waiting.insert(key, refused);
+                        self.waiting.insert(key, refused);
                         continue;
                     }
                 }
             }
             self.declared.remove(&key);
+            self.waiting.remove(&key);
             if !self.set_finalizers(&key, finalizers).await {
+                left.failed = true;
                 continue;
             }
             // If it was the last one, there is no more of the resource to be spoken of.
             if self.resources.get(&key).is_some_and(|resource| resource.metadata.finalizers.is_empty()) {
-                self.resources.remove(&key);
+                self.forget(&key);
             }
         }
-        Ok(waiting)
+        Ok(left)
     }
 
     fn note_orphans(&mut self, present: &BTreeMap<String, AnyObject>) {
@@ -330,10 +405,8 @@ impl<T: Target> Sync<T> {
         self.orphans.extend(orphans);
     }
 
-    async fn following(&mut self, wanted: &[(Key, AnyObject)]) -> Result<BTreeMap<Key, Following>, TargetError> {
-        let accepted = |key: &Key| self.declared.get(key).and_then(|last| last.outcome.as_ref().ok().cloned());
-        let (keys, objects): (Vec<Key>, Vec<AnyObject>) =
-            wanted.iter().filter_map(|(key, _)| Some((key.clone(), accepted(key)?))).unzip();
+    async fn following(&mut self, accepted: Vec<(Key, AnyObject)>) -> Result<BTreeMap<Key, Following>, TargetError> {
+        let (keys, objects): (Vec<Key>, Vec<AnyObject>) = accepted.into_iter().unzip();
         if objects.is_empty() {
             return Ok(BTreeMap::new());
         }
@@ -341,32 +414,45 @@ impl<T: Target> Sync<T> {
         Ok(keys.into_iter().zip(following).collect())
     }
 
-    /// Conditions and events. False: some are left for the next round.
+    /// The conditions of a resource; `None`: there is nothing new to say, since it still has to be declared or deleted.
+    fn said(
+        &self,
+        key: &Key,
+        invalid: &BTreeMap<Key, String>,
+        current: &BTreeSet<Key>,
+        following: &BTreeMap<Key, Following>,
+    ) -> Option<Vec<Said>> {
+        match (invalid.get(key), self.waiting.get(key), self.declared.get(key)) {
+            (Some(why), ..) => Some(refused("Invalid", why)),
+            (None, Some(why), _) => Some(self.said_deleting(key, why)),
+            (None, None, Some(last)) if current.contains(key) => Some(said_declared(last, following.get(key))),
+            _ => None,
+        }
+    }
+
+    /// Conditions and events.
     async fn say(
         &mut self,
         invalid: &BTreeMap<Key, String>,
-        waiting: &BTreeMap<Key, TargetError>,
+        current: &BTreeSet<Key>,
         following: &BTreeMap<Key, Following>,
-    ) -> bool {
-        let mut count = 0;
-        let keys: Vec<Key> = self.resources.keys().cloned().collect();
-        for key in keys {
-            let resource = &self.resources[&key];
-            let said = match (invalid.get(&key), waiting.get(&key), self.declared.get(&key)) {
-                (Some(why), _, _) => refused("Invalid", why),
-                (None, Some(why), _) => self.said_deleting(&key, why),
-                (None, None, Some(last)) => said_declared(last, following.get(&key)),
-                // Its finalizer is still to come.
-                (None, None, None) => continue,
-            };
+    ) -> Left {
+        let mut due: BTreeMap<Key, (Status, Vec<Said>)> = BTreeMap::new();
+        for (key, resource) in &self.resources {
+            let Some(said) = self.said(key, invalid, current, following) else { continue };
             let name = key.0.freeflow_name(&resource.metadata).unwrap_or_default();
-            let Some(status) = status_with(resource, &name, &said, SystemTime::now()) else { continue };
-            count += 1;
-            if count > PATCH_COUNT_MAX {
-                return false;
+            if let Some(status) = status_with(resource, &name, &said, SystemTime::now()) {
+                due.insert(key.clone(), (status, said));
             }
+        }
+        let chosen = self.turns.statuses.choose(due.keys().cloned(), PATCH_COUNT_MAX);
+        let mut left = Left { more: chosen.len() < due.len(), failed: false };
+        for key in chosen {
+            let Some((status, said)) = due.remove(&key) else { continue };
+            let resource = &self.resources[&key];
             let news: Vec<Said> = said.into_iter().filter(|said| is_event(said) && is_news(resource, said)).collect();
-            let patch = json!({"status": status});
+            // Of no later resource than was looked at: the answer would hide a change that the watch brings later.
+            let patch = json!({"metadata": {"resourceVersion": resource.metadata.resource_version}, "status": status});
             match self.collection::<Resource>(&key).merge_status(&key.2, &patch).await {
                 Ok(resource) => {
                     for said in news {
@@ -374,11 +460,18 @@ impl<T: Target> Sync<T> {
                     }
                     self.resources.insert(key, resource);
                 }
-                Err(error) if error.is_not_found() => drop(self.resources.remove(&key)),
-                Err(error) => log::line(&format!("{}: its status: {error}", label(&key))),
+                Err(error) if error.is_not_found() => {
+                    self.forget(&key);
+                }
+                // The watch has news of it.
+                Err(error) if error.is_conflict() => left.failed = true,
+                Err(error) => {
+                    left.failed = true;
+                    log::line(&format!("{}: its status: {error}", label(&key)));
+                }
             }
         }
-        true
+        left
     }
 
     fn said_deleting(&self, key: &Key, why: &TargetError) -> Vec<Said> {

@@ -30,6 +30,11 @@ impl TargetError {
     pub fn is_not_found(&self) -> bool {
         matches!(self, Self::Refused(reason, _) if reason == Reason::NotFound.word())
     }
+
+    /// It has changed since it was seen.
+    pub fn is_conflict(&self) -> bool {
+        matches!(self, Self::Refused(reason, _) if reason == Reason::Conflict.word())
+    }
 }
 
 impl std::fmt::Display for TargetError {
@@ -92,11 +97,11 @@ pub trait Target {
     /// See [`TargetError`].
     async fn apply(&mut self, objects: &[AnyObject]) -> Result<Vec<AnyObject>, TargetError>;
 
-    /// One that nothing uses.
+    /// One that nothing uses, as it was seen: another one of its name, or a later version, stays.
     ///
     /// # Errors
-    /// See [`TargetError`].
-    async fn delete(&mut self, kind: ObjectKind, name: &str) -> Result<(), TargetError>;
+    /// See [`TargetError`]; `is_conflict`: it is another one by now.
+    async fn delete(&mut self, object: &AnyObject) -> Result<(), TargetError>;
 
     /// How far the hosts have come with each of these.
     ///
@@ -125,7 +130,8 @@ impl Host {
 
     fn error(&self, error: ApiError) -> TargetError {
         match error {
-            ApiError::Refused(refusal) if (400..500).contains(&refusal.code) || refusal.code == 507 => {
+            // An answer to this request. Not so that there is no time for any (429, 503).
+            ApiError::Refused(refusal) if refusal.code != 429 && matches!(refusal.code, 400..=500 | 507) => {
                 TargetError::Refused(refusal.reason.clone(), refusal.to_string())
             }
             ApiError::Refused(refusal) => TargetError::Away(refusal.to_string()),
@@ -167,9 +173,12 @@ impl Target for Host {
         Self::objects(items.as_ref())
     }
 
-    async fn delete(&mut self, kind: ObjectKind, name: &str) -> Result<(), TargetError> {
-        // The names of FreeFlow's objects need no encoding.
-        let path = format!("{BASE}/{}/{name}?manager={KUBERNETES}", kind.plural());
+    async fn delete(&mut self, object: &AnyObject) -> Result<(), TargetError> {
+        // The names of FreeFlow's objects need no encoding. A pod keeps its vNIC, as by a cluster's hosts.
+        let mut path = format!("{BASE}/{}/{}?manager={KUBERNETES}&unused=true", object.kind().plural(), object.name());
+        if let Some(version) = object.metadata().resource_version {
+            path.push_str(&format!("&resourceVersion={version}"));
+        }
         self.client.delete::<Value>(&path).await.map(drop).map_err(|error| self.error(error))
     }
 
@@ -272,8 +281,8 @@ impl Target for Cluster {
         .await
     }
 
-    async fn delete(&mut self, kind: ObjectKind, name: &str) -> Result<(), TargetError> {
-        let name = name.to_owned();
+    async fn delete(&mut self, object: &AnyObject) -> Result<(), TargetError> {
+        let (kind, name, version) = (object.kind(), object.name().to_owned(), object.metadata().resource_version);
         let in_use = self
             .with(move |operator| {
                 if kind == ObjectKind::Network {
@@ -282,7 +291,7 @@ impl Target for Cluster {
                         return Ok(users);
                     }
                 }
-                let command = Command::Delete { kind, name, version: None };
+                let command = Command::Delete { kind, name, version };
                 operator.change_by(&Writer::Manager(KUBERNETES.into()), &command, false).map(|_| Vec::new())
             })
             .await?;
@@ -301,5 +310,30 @@ impl Target for Cluster {
             Ok(objects.iter().map(|object| followed_by(&view, object)).collect())
         })
         .await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::test_server::at_socket;
+
+    #[tokio::test]
+    async fn an_answer_about_one_object_stops_no_other() {
+        let directory = std::env::temp_dir().join(format!("freeflow-target-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        let socket = directory.join("api.sock");
+        at_socket(&socket, |seen| {
+            let code: u16 = seen.path.split(['/', '?']).find_map(|part| part.strip_prefix('q')?.parse().ok()).unwrap();
+            (code, json!({"code": code, "reason": "R", "message": "m"}).to_string())
+        });
+        let mut host = Host::new(&socket);
+        for (code, is_refused) in [(409, true), (422, true), (500, true), (507, true), (502, false), (503, false)] {
+            let metadata = json!({"name": format!("q{code}"), "resourceVersion": 7});
+            let value = json!({"apiVersion": "freeflow.io/v1", "kind": "Quota", "metadata": metadata, "spec": {}});
+            let answer = host.delete(&parse_object(&value).unwrap()).await.unwrap_err();
+            assert_eq!(matches!(answer, TargetError::Refused(..)), is_refused, "{code}: {answer}");
+        }
+        std::fs::remove_dir_all(&directory).unwrap();
     }
 }

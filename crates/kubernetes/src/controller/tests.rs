@@ -1,5 +1,6 @@
 //! Rounds between an API server of the test's own and a FreeFlow that is a state with its store.
-use super::leader::Candidate;
+use super::fenced::Fenced;
+use super::leader::{Candidate, Term};
 use super::sync::{FINALIZER, Sync};
 use super::target::{Following, Target, TargetError};
 use crate::api::News;
@@ -12,6 +13,7 @@ use serde_json::{Value, json};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -22,6 +24,10 @@ struct Host {
     /// Objects of each request.
     asked: Vec<usize>,
     is_away: bool,
+    /// How far its hosts are.
+    following: Following,
+    /// A command of another one, which comes before the next deletion.
+    before_delete: Option<Command>,
 }
 
 /// Shared with the test.
@@ -30,7 +36,9 @@ struct Fake(Rc<RefCell<Host>>);
 
 impl Fake {
     fn new() -> Self {
-        let host = Host { state: State::new(), store: MemoryStore::new(), asked: Vec::new(), is_away: false };
+        let following = Following { count: 1, of: 1, ..Following::default() };
+        let (state, store) = (State::new(), MemoryStore::new());
+        let host = Host { state, store, asked: Vec::new(), is_away: false, following, before_delete: None };
         let fake = Self(Rc::new(RefCell::new(host)));
         let pool = "10.111.0.0/16".parse().unwrap();
         let begin = Command::Begin { host: "h1".into(), pool, range: None, bridge: "ff0".into() };
@@ -88,18 +96,25 @@ impl Target for Fake {
         self.run(&kubernetes(), &Command::Apply { objects: objects.to_vec() })
     }
 
-    async fn delete(&mut self, kind: ObjectKind, name: &str) -> Result<(), TargetError> {
-        self.run(&kubernetes(), &Command::Delete { kind, name: name.into(), version: None }).map(drop)
+    async fn delete(&mut self, object: &AnyObject) -> Result<(), TargetError> {
+        let before = self.0.borrow_mut().before_delete.take();
+        if let Some(command) = before {
+            self.run(&kubernetes(), &command)?;
+        }
+        let (kind, name) = (object.kind(), object.name().to_owned());
+        let version = object.metadata().resource_version;
+        assert!(version.is_some());
+        self.run(&kubernetes(), &Command::Delete { kind, name, version }).map(drop)
     }
 
     async fn following(&mut self, objects: &[AnyObject]) -> Result<Vec<Following>, TargetError> {
-        Ok(vec![Following { count: 1, of: 1, ..Following::default() }; objects.len()])
+        Ok(vec![self.0.borrow().following.clone(); objects.len()])
     }
 }
 
 /// Objects of an API server by their paths.
 #[derive(Clone, Default)]
-struct Objects(Arc<Mutex<BTreeMap<String, Value>>>);
+struct Objects(Arc<Mutex<BTreeMap<String, Value>>>, Arc<AtomicBool>);
 
 fn merge(into: &mut Value, patch: &Value) {
     let Some(patch) = patch.as_object() else { return *into = patch.clone() };
@@ -122,6 +137,9 @@ impl Objects {
     fn answer(&self, seen: &Seen) -> (u16, String) {
         let mut all = self.0.lock().unwrap();
         let path = seen.path.split('?').next().unwrap_or_default();
+        if path.ends_with("/status") && self.1.load(Ordering::Relaxed) {
+            return status(500, "InternalError");
+        }
         let path = path.strip_suffix("/status").unwrap_or(path).to_owned();
         let version = all.len() + seen.body.len();
         match seen.method.as_str() {
@@ -174,6 +192,12 @@ impl Objects {
         let object = all.entry(Self::path(kind, namespace, name)).or_insert_with(
             || json!({"metadata": {"name": name, "namespace": namespace, "uid": "u", "resourceVersion": "1"}}),
         );
+        if object["spec"] != spec {
+            let number = |value: &Value| value.as_str().and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
+            let metadata = &mut object["metadata"];
+            metadata["resourceVersion"] = (number(&metadata["resourceVersion"]) + 1).to_string().into();
+            metadata["generation"] = (metadata["generation"].as_u64().unwrap_or(0) + 1).into();
+        }
         object["spec"] = spec;
         serde_json::from_value(object.clone()).unwrap()
     }
@@ -423,6 +447,174 @@ async fn many_are_declared_in_batches() {
     assert_eq!(world.fake.asked(), [100, 50]);
 }
 
+fn vnic(network: &str) -> Value {
+    json!({"network": network})
+}
+
+#[tokio::test]
+async fn a_namespace_with_many_broken_ones_delays_no_other_one() {
+    let mut world = World::new().await;
+    let broken = |number: usize| format!("v{number:03}");
+    for number in 0..150 {
+        world.put(DeclaredKind::Vnic, ("aaa", &broken(number)), vnic("none"));
+    }
+    for _ in 0..4 {
+        world.round().await;
+    }
+    // A new one of another namespace comes at the same time as more of them.
+    for number in 150..210 {
+        world.put(DeclaredKind::Vnic, ("aaa", &broken(number)), vnic("none"));
+    }
+    world.put(DeclaredKind::Network, ("zed", "red"), network("10.1.0.0/24"));
+    world.put(DeclaredKind::Vnic, ("zed", "good"), vnic("red"));
+    world.fake.asked();
+    world.round().await;
+    assert_eq!(world.conditions(DeclaredKind::Vnic, "zed", "good"), FINE);
+    // One request for all that was new, and then so many for single ones.
+    assert_eq!(world.fake.asked(), [vec![62], vec![1; 64]].concat());
+    world.delete(DeclaredKind::Vnic, "zed", "good");
+    world.round().await;
+    assert!(world.objects.get(DeclaredKind::Vnic, "zed", "good").is_none());
+}
+
+#[tokio::test]
+async fn a_spec_that_was_not_tried_yet_is_not_accepted() {
+    let mut world = World::new().await;
+    world.put(DeclaredKind::Network, ("aaa", "red"), network("10.1.0.0/24"));
+    world.put(DeclaredKind::Vnic, ("aaa", "v100x"), vnic("red"));
+    world.round().await;
+    assert_eq!(world.conditions(DeclaredKind::Vnic, "aaa", "v100x"), FINE);
+    for number in 0..150 {
+        world.put(DeclaredKind::Vnic, ("aaa", &format!("v{number:03}")), vnic("none"));
+    }
+    world.round().await;
+    world.round().await;
+    world.put(DeclaredKind::Vnic, ("aaa", "v100x"), vnic("none"));
+    let mut skipped = 0;
+    loop {
+        world.round().await;
+        let resource = world.objects.get(DeclaredKind::Vnic, "aaa", "v100x").unwrap();
+        let accepted = resource.status.as_ref().unwrap().conditions[0].clone();
+        if accepted.observed_generation == resource.metadata.generation {
+            assert_eq!(accepted.status, "False", "{accepted:?}");
+            break;
+        }
+        assert_eq!((accepted.status.as_str(), accepted.observed_generation), ("True", 1));
+        skipped += 1;
+    }
+    assert!(skipped > 0, "it was tried at once");
+}
+
+#[tokio::test]
+async fn a_change_during_a_round_is_heard_of() {
+    let mut world = World::new().await;
+    let put = (DeclaredKind::Network, ("team", "red"));
+    world.put(put.0, put.1, network("10.1.0.0/24"));
+    world.round().await;
+    world.put(put.0, put.1, network("10.2.0.0/24"));
+    // The watch has not brought this one when the status is written.
+    let later = world.objects.put(put.0, put.1, network("10.3.0.0/24"));
+    assert!(world.round().await <= Duration::from_secs(2));
+    assert!(world.sync.take(put.0, News::Changed(later)), "the change was lost");
+    world.round().await;
+    assert_eq!(world.fake.spec(ObjectKind::Network, "k8s.team.red")["cidrs"], json!(["10.3.0.0/24"]));
+    let said = world.objects.get(put.0, "team", "red").unwrap().status.unwrap();
+    assert_eq!(said.conditions[0].observed_generation, 3);
+}
+
+#[tokio::test]
+async fn a_status_that_was_not_written_is_written_soon() {
+    let mut world = World::new().await;
+    world.objects.1.store(true, Ordering::Relaxed);
+    world.put(DeclaredKind::Quota, ("", "small"), json!({"vnics": 8}));
+    assert!(world.round().await <= Duration::from_secs(2));
+    assert!(world.conditions(DeclaredKind::Quota, "", "small").is_empty());
+    world.objects.1.store(false, Ordering::Relaxed);
+    assert!(world.round().await > Duration::from_secs(60));
+    assert_eq!(world.conditions(DeclaredKind::Quota, "", "small"), FINE);
+}
+
+#[tokio::test]
+async fn pauses_grow_while_hosts_are_behind() {
+    let mut world = World::new().await;
+    world.fake.0.borrow_mut().following =
+        Following { of: 2, behind: vec!["h2".into()], count: 1, ..Following::default() };
+    world.put(DeclaredKind::Quota, ("", "small"), json!({"vnics": 8}));
+    let mut pauses = Vec::new();
+    for _ in 0..5 {
+        pauses.push(world.round().await.as_secs());
+    }
+    assert_eq!(pauses, [3, 6, 12, 15, 15]);
+    assert_eq!(world.conditions(DeclaredKind::Quota, "", "small"), ["Accepted=True/Declared", "Enforced=False/Behind"]);
+    world.put(DeclaredKind::Quota, ("", "small"), json!({"vnics": 9}));
+    assert_eq!(world.round().await.as_secs(), 3);
+}
+
+#[tokio::test]
+async fn a_later_object_of_the_name_is_not_deleted() {
+    let mut world = World::new().await;
+    world.put(DeclaredKind::Quota, ("", "small"), json!({"vnics": 8}));
+    world.round().await;
+    let value = json!({"apiVersion": "freeflow.io/v1", "kind": "Quota", "metadata": {"name": "k8s._.small"}, "spec": {"vnics": 9}});
+    let other = freeflow_orchestrator::objects::parse_object(&value).unwrap();
+    world.fake.0.borrow_mut().before_delete = Some(Command::Apply { objects: vec![other] });
+    world.delete(DeclaredKind::Quota, "", "small");
+    assert!(world.round().await <= Duration::from_secs(2));
+    assert_eq!(world.fake.spec(ObjectKind::Quota, "k8s._.small")["vnics"], 9);
+    let resource = world.objects.get(DeclaredKind::Quota, "", "small").expect("it waits");
+    assert_eq!(resource.metadata.finalizers, [FINALIZER]);
+    assert_eq!(conditions(&resource), FINE, "nothing has refused it");
+    // It was seen now.
+    world.round().await;
+    assert!(world.objects.get(DeclaredKind::Quota, "", "small").is_none());
+}
+
+#[tokio::test]
+async fn nothing_is_changed_after_the_term() {
+    let (mut fenced, fake) = {
+        let fake = Fake::new();
+        (Fenced { target: fake.clone(), term: Term::default() }, fake)
+    };
+    let quota = |vnics: u32| {
+        let value = json!({"apiVersion": "freeflow.io/v1", "kind": "Quota", "metadata": {"name": "k8s._.q"}, "spec": {"vnics": vnics}});
+        [freeflow_orchestrator::objects::parse_object(&value).unwrap()]
+    };
+    let is_over = |answer: Result<(), TargetError>| matches!(answer, Err(TargetError::Away(why)) if why.contains("leads no more"));
+    assert!(is_over(fenced.apply(&quota(1)).await.map(drop)), "it leads not yet");
+    let term = fenced.term.clone();
+    term.renew(freeflow_shm::boottime_ns());
+    let there = fenced.apply(&quota(1)).await.unwrap();
+    // By a clock that has gone on meanwhile.
+    term.renew(freeflow_shm::boottime_ns().saturating_sub(11_000_000_000));
+    assert!(is_over(fenced.apply(&quota(2)).await.map(drop)) && is_over(fenced.delete(&there[0]).await));
+    term.renew(freeflow_shm::boottime_ns());
+    let change = term.change().await.expect("it leads");
+    let ended = tokio::time::timeout(Duration::from_millis(10), term.end()).await;
+    assert!(ended.is_err(), "a change is under way");
+    drop(change);
+    term.end().await;
+    term.renew(freeflow_shm::boottime_ns());
+    assert!(is_over(fenced.delete(&there[0]).await), "it was ended for good");
+    assert_eq!(fake.spec(ObjectKind::Quota, "k8s._.q")["vnics"], 1);
+    assert_eq!(fenced.present().await.unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn a_lease_that_is_given_back_is_the_next_ones_at_once() {
+    let world = World::new().await;
+    let client = world.server.client();
+    let (mut one, mut two) = (Candidate::new(&client, "ns", "one"), Candidate::new(&client, "ns", "two"));
+    one.release().await.unwrap();
+    let now = Instant::now();
+    assert_eq!(one.try_once(now).await, Ok(true));
+    // It is not another's to give back.
+    two.release().await.unwrap();
+    assert_eq!(two.try_once(now).await, Ok(false));
+    one.release().await.unwrap();
+    assert_eq!(two.try_once(now).await, Ok(true));
+    assert_eq!(one.try_once(now).await, Ok(false));
+}
+
 #[tokio::test]
 async fn one_of_two_leads() {
     let world = World::new().await;
@@ -444,4 +636,13 @@ async fn one_of_two_leads() {
         world.objects.0.lock().unwrap()["/apis/coordination.k8s.io/v1/namespaces/ns/leases/freeflow-controller"]
             .clone();
     assert_eq!((&lease["spec"]["holderIdentity"], &lease["spec"]["leaseTransitions"]), (&json!("two"), &json!(1)));
+}
+
+#[tokio::test]
+async fn a_lease_needs_a_namespace() {
+    let world = World::new().await;
+    let declares = super::Declares::Host("/nonexistent".into());
+    let settings = super::Settings { declares, namespace: String::new(), identity: "one".into() };
+    let why = super::run(&world.server.client(), &settings).await.unwrap_err();
+    assert!(why.contains("--namespace") && world.server.seen().is_empty(), "{why}");
 }

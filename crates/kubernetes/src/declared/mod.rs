@@ -21,8 +21,8 @@ pub use specs::{AccessRuleSpec, ClusterNetworkSpec, Declared, GroupSpec, Network
 
 use crate::api::Kind;
 use crate::api::objects::Metadata;
-use freeflow_orchestrator::KUBERNETES;
 use freeflow_orchestrator::objects::{AnyObject, Manager, ObjectKind, QosClassSpec, QuotaSpec};
+use freeflow_orchestrator::{KUBERNETES, OBJECT_BYTES_MAX};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -31,15 +31,48 @@ pub const GROUP: &str = "freeflow.io";
 /// Its version.
 pub const VERSION: &str = "v1alpha1";
 
-/// A custom resource. Its spec is read by its kind.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// Longest spec that is kept, bytes: what FreeFlow takes is shorter.
+const SPEC_BYTES_MAX: usize = 2 * OBJECT_BYTES_MAX;
+
+/// A custom resource. Its spec is read by its kind. All of them are kept: of its metadata no more than is needed.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(from = "SentResource")]
 pub struct Resource {
-    #[serde(default)]
     pub metadata: Metadata,
-    #[serde(default)]
     pub spec: Value,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<Status>,
+    /// Length of a spec that is not kept, bytes.
+    too_long: Option<usize>,
+}
+
+#[derive(Deserialize)]
+struct SentResource {
+    #[serde(default)]
+    metadata: Metadata,
+    #[serde(default)]
+    spec: Value,
+    status: Option<Status>,
+}
+
+impl From<SentResource> for Resource {
+    fn from(sent: SentResource) -> Self {
+        let SentResource { metadata, spec, status } = sent;
+        let Metadata { name, namespace, uid, resource_version, generation, deletion_timestamp, finalizers, .. } =
+            metadata;
+        let metadata = Metadata {
+            name,
+            namespace,
+            uid,
+            resource_version,
+            generation,
+            deletion_timestamp,
+            finalizers,
+            ..Metadata::default()
+        };
+        let too_long = Some(spec.to_string().len()).filter(|bytes| *bytes > SPEC_BYTES_MAX);
+        let spec = if too_long.is_some() { Value::Null } else { spec };
+        Self { metadata, spec, status, too_long }
+    }
 }
 
 /// The state of a resource.
@@ -150,6 +183,9 @@ impl DeclaredKind {
     /// # Errors
     /// A sentence for people: the field that is wrong, and why.
     pub fn object(self, resource: &Resource) -> Result<AnyObject, String> {
+        if let Some(bytes) = resource.too_long {
+            return Err(format!("spec: it has {bytes} bytes; {SPEC_BYTES_MAX} are the most"));
+        }
         let metadata = &resource.metadata;
         let mut object = match self {
             Self::QosClass => self.read::<QosClassSpec>(resource),
@@ -181,7 +217,7 @@ mod tests {
 
     fn resource(namespace: &str, name: &str, spec: Value) -> Resource {
         let metadata = Metadata { name: name.into(), namespace: namespace.into(), ..Metadata::default() };
-        Resource { metadata, spec, status: None }
+        Resource { metadata, spec, ..Resource::default() }
     }
 
     fn object(kind: DeclaredKind, namespace: &str, name: &str, spec: Value) -> Value {
@@ -224,6 +260,20 @@ mod tests {
         assert_eq!((&shared["metadata"]["name"], &shared["spec"]["tenant"]), (&json!("k8s._.all"), &json!("k8s._")));
         let class = object(DeclaredKind::QosClass, "", "slow", json!({"vnic": {"rate": "1Gbit"}}));
         assert_eq!(class["metadata"]["name"], "k8s._.slow");
+    }
+
+    #[test]
+    fn no_more_of_a_resource_is_kept_than_is_needed() {
+        let labels: std::collections::BTreeMap<String, String> =
+            (0..2000).map(|number| (format!("key{number}"), "x".repeat(60))).collect();
+        let value = json!({"metadata": {"name": "g", "namespace": "team", "annotations": {"a": "x"}, "labels": {"b": "y"},
+            "finalizers": ["f"]}, "spec": {"members": [{"labels": labels}]}});
+        let fat: Resource = serde_json::from_value(value).unwrap();
+        assert!(fat.metadata.annotations.is_empty() && fat.metadata.labels.is_empty());
+        assert_eq!((fat.metadata.finalizers.as_slice(), &fat.spec), (&["f".to_owned()][..], &Value::Null));
+        let why = DeclaredKind::Group.object(&fat).unwrap_err();
+        assert!(why.contains("131072 are the most"), "{why}");
+        assert_eq!(DeclaredKind::Group.freeflow_name(&fat.metadata).unwrap(), "k8s.team.g");
     }
 
     #[test]

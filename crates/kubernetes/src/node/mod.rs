@@ -30,18 +30,17 @@ mod tests;
 use crate::api::{Client, Kind};
 use crate::declared::rules::Lookup;
 use crate::log;
+use crate::termination::termination;
 use claim::DRIVER;
 use device_plugin::DevicePlugin;
 use driver::{Driver, TURN_COUNT};
 use freeflow_hostnet::run_dir::RunDir;
 use freeflow_orchestrator::name_is_good;
-use freeflow_shm::termination_signals;
 use host::Host;
 use messages::PluginInfo;
 use networks::NamespaceNetworks;
 use prepared::PreparedClaims;
 use rules::{Rules, SharedNetworks};
-use rustix::event::{PollFd, PollFlags, poll};
 use slices::{GROUP, Slices, VERSIONS, VNIC_COUNT_MAX};
 use sockets::Socket;
 use std::collections::BTreeSet;
@@ -49,7 +48,7 @@ use std::convert::Infallible;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{Mutex, Semaphore, oneshot, watch};
+use tokio::sync::{Mutex, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
@@ -172,18 +171,6 @@ pub async fn run(options: &Options, client: Client) -> Result<(), NodeError> {
             Err(NodeError(format!("a part of the agent has failed: {error}")))
         }
     }
-}
-
-/// Has a value when SIGTERM or SIGINT has come, for which a thread waits.
-fn termination() -> std::io::Result<oneshot::Receiver<()>> {
-    let signals = termination_signals()?;
-    let (sender, receiver) = oneshot::channel();
-    std::thread::Builder::new().name("signals".into()).spawn(move || {
-        let mut waited = [PollFd::new(&signals, PollFlags::IN)];
-        while poll(&mut waited, None).is_err_and(|errno| errno == rustix::io::Errno::INTR) {}
-        let _ = sender.send(());
-    })?;
-    Ok(receiver)
 }
 
 /// Begins all parts. They end when the set is dropped.

@@ -148,3 +148,45 @@ fn a_copy_has_the_managers_of_its_original() {
     assert_eq!(manager(&copy), None);
     copy.run_by(&Writer::Copy, &delete()).unwrap();
 }
+
+#[test]
+fn users_of_a_manager_have_shares_of_networks() {
+    let mut host = host();
+    let network = |name: String, tenant: &str, number: usize| {
+        let cidr = format!("10.{}.{}.0/24", number / 256, number % 256);
+        named("Network", &name, json!({"tenant": tenant, "cidrs": [cidr]}))
+    };
+    // Made by an admin. Of the 96 places that are left the network `default` has one.
+    let all: Vec<Value> =
+        (0..4000).map(|number| network(format!("n{number}"), &format!("t{}", number / 100), number)).collect();
+    all.chunks(250).for_each(|part| drop(host.apply(part)));
+    let mut made = |namespace: &str, numbers: std::ops::Range<usize>| {
+        let tenant = format!("k8s.{namespace}");
+        let of = |number: usize| network(format!("{tenant}.n{number}"), &tenant, number);
+        host.apply_by(&kubernetes(), &numbers.map(of).collect::<Vec<_>>()).map(|done| done.len())
+    };
+    assert_eq!(made("a", 0..47), Ok(47));
+    assert_eq!(made("a", 47..48).expect_err("it has half of what is left").reason, Reason::Exhausted);
+    assert_eq!(made("b", 0..24), Ok(24));
+    assert_eq!(made("b", 24..25).expect_err("it has half of what is left").reason, Reason::Exhausted);
+    assert_eq!(host.apply(&[network("last".into(), "t", 4000)]), [Change::Created]);
+}
+
+#[test]
+fn a_copy_does_not_depend_on_the_order() {
+    let group = |tenant: &str, number: usize| {
+        named("Group", &format!("{tenant}-{number:04}"), json!({"tenant": tenant, "members": []}))
+    };
+    let many = |tenant: &'static str, count: usize| (0..count).map(move |number| group(tenant, number));
+    let (first, second): (Vec<Value>, Vec<Value>) = (many("zz", 2048).collect(), many("aa", 1024).collect());
+    let mut original = host();
+    original.apply(&first);
+    original.apply(&second);
+    // In the order of their names the tenant that came late is the first.
+    let all = [second, first].concat();
+    assert_eq!(
+        host().apply_by(&Writer::Hand, &all).expect_err("shares are of those that are there").reason,
+        Reason::Exhausted
+    );
+    assert_eq!(host().apply_by(&Writer::Copy, &all).map(|done| done.len()), Ok(3072));
+}

@@ -12,7 +12,7 @@ const FRESH_TIME: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 1 }
 /// Something that was found, and its time.
 pub(crate) type Fresh<T> = Mutex<Option<(Instant, T)>>;
 
-/// Found less than a second ago, or anew.
+/// Found less than a second ago, or just now.
 pub(crate) async fn fresh<T: Clone>(found: &Fresh<T>, probe: impl Future<Output = T>) -> T {
     let mut found = found.lock().await;
     match &*found {

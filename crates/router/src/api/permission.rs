@@ -84,8 +84,11 @@ pub fn check(role: &Role, state: &State, command: &Command) -> Result<(), Refusa
 pub const FOLLOW: &str = "follow";
 
 /// Whether the host itself may change that: where it follows a cluster, the cluster's objects are changed for all
-/// hosts together. By the verb of the change.
+/// hosts together. By the verb of the change. Without a cluster nobody copies anything: managers would not count.
 pub fn check_cluster(follows_cluster: bool, state: &State, (verb, command): (&str, &Command)) -> Result<(), Refusal> {
+    if verb == FOLLOW && !follows_cluster {
+        return Err(Refusal::new(Reason::Forbidden, "this host follows no cluster"));
+    }
     if let Command::Delete { kind: ObjectKind::Vnic, name, .. } = command
         && verb == FOLLOW
         && state.vnic(name).is_some()
@@ -291,6 +294,8 @@ mod tests {
             assert_eq!(check_cluster(false, &state, ("apply", command)), Ok(()), "{command:?}");
             let is_own_vnic = *command == delete(ObjectKind::Vnic, "blue-vnic");
             assert_eq!(check_cluster(true, &state, (FOLLOW, command)).is_err(), is_own_vnic, "{command:?}");
+            let without = check_cluster(false, &state, (FOLLOW, command)).map_err(|refusal| refusal.reason);
+            assert_eq!(without, Err(Reason::Forbidden), "{command:?}");
         }
         assert!(own.iter().all(|command| check_cluster(true, &state, ("apply", command)).is_ok()));
         assert!(clusters.iter().all(|command| check_cluster(true, &state, ("put", command)).is_err()));

@@ -181,8 +181,8 @@ impl Ports {
         }
     }
 
-    /// The RECVs of what a UC QP has put into a direct ring are left for that: its sender may begin anew without its
-    /// peer. (RC's peers begin anew together.)
+    /// The RECVs of what a UC QP has put into a direct ring are left for that: its sender may begin again without its
+    /// peer. (RC's peers begin again together.)
     fn leave_receives(&mut self, id: QpId) {
         if self.qps.get(id).is_some_and(|qp| qp.service == QpType::Uc && qp.direct.pair.is_some()) {
             self.follow_msn(id);

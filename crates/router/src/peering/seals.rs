@@ -12,7 +12,7 @@ const KEY_ID_MAX: u32 = 0x00ff_ffff;
 
 impl State {
     /// A key for a host, or the word that one of its own is here. Forgotten while the host is not up: with the next
-    /// connection all begins anew.
+    /// connection all begins again.
     pub fn send_seal(&mut self, id: HostId, message: SealMessage) {
         if !self.file().sealed || !self.is_up(id) {
             return;

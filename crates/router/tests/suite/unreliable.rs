@@ -131,7 +131,7 @@ fn a_receive_that_a_lost_message_left_is_used_before_a_direct_ring_begins() {
     assert_eq!(rig.open(), Ok((1, 1)));
 }
 
-/// Two messages stand in the ring when their sender begins anew: they keep their RECVs.
+/// Two messages stand in the ring when their sender begins again: they keep their RECVs.
 #[test]
 fn messages_in_a_ring_stay_before_those_of_a_sender_that_begins_anew() {
     let mut rig = Rig::new();
