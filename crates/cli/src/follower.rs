@@ -51,6 +51,14 @@ const SWEEP: Duration = Duration::from_secs(30);
 /// The router of this host, as what is to be changed.
 struct Host<'a> {
     api: &'a Api,
+    /// The lease that the router has, as far as this process knows: another router is not to make vNICs without it.
+    lease_s: Option<u64>,
+}
+
+impl<'a> Host<'a> {
+    fn of(api: &'a Api, lease: &lease::OwnLease) -> Self {
+        Self { api, lease_s: lease.after_s() }
+    }
 }
 
 impl Target for Host<'_> {
@@ -64,7 +72,8 @@ impl Target for Host<'_> {
     }
 
     fn apply(&mut self, objects: &[AnyObject]) -> std::result::Result<(), String> {
-        let done = self.api.post(&format!("{BASE}/apply?follow=true"), &json!({"items": objects}));
+        let lease = self.lease_s.map_or_else(|| "none".into(), |seconds| seconds.to_string());
+        let done = self.api.post(&format!("{BASE}/apply?follow=true&lease={lease}"), &json!({"items": objects}));
         done.map(drop).map_err(|trouble| Failure::from(trouble).to_string())
     }
 
@@ -509,7 +518,7 @@ impl Follower {
                 self.standing = None;
                 if self.memory.has_gone_back {
                     // Its ranges are given to nobody else then.
-                    self.carried = (0, ranges_of(&mut Host { api: &self.api })?);
+                    self.carried = (0, ranges_of(&mut Host::of(&self.api, &self.lease))?);
                     self.check_record(self.memory.restored)?;
                     self.look_at_vnics()?;
                     self.standing.iter_mut().for_each(|standing| standing.is_other = false);
@@ -525,7 +534,7 @@ impl Follower {
             Err(error) => return Ok(vec![Problem::new(format!("what is declared makes no sense here: {error}"))]),
         };
         let mut wanted = Wanted::of(&self.view, &declared, &self.host, &self.memory.released);
-        let mut target = Host { api: &self.api };
+        let mut target = Host::of(&self.api, &self.lease);
         if self.memory.id.is_none() {
             let own = own_objects(&wanted, &present_of(&mut target).map_err(Failure::new)?);
             if !own.is_empty() {
@@ -535,10 +544,11 @@ impl Follower {
             self.memory.id = Some(identity.id);
             self.directory.remember(&self.memory)?;
         }
+        self.look_at_lease()?;
         self.await_first_word()?;
         self.stop_leaving(&mut wanted)?;
         self.follow_draining()?;
-        let mut target = Host { api: &self.api };
+        let mut target = Host::of(&self.api, &self.lease);
         let mut problems = carry_out(&mut target, &wanted).map_err(Failure::new)?;
         // Beside those that the news alone say, as do those of other hosts, below.
         self.waits_for_news = problems.len() == wanted.problems.len();

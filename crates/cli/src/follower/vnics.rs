@@ -83,7 +83,7 @@ impl Follower {
     }
 
     fn present_vnics(&self) -> Result<BTreeSet<String>> {
-        let present = Host { api: &self.api }.present(ObjectKind::Vnic).map_err(Failure::new)?;
+        let present = Host::of(&self.api, &self.lease).present(ObjectKind::Vnic).map_err(Failure::new)?;
         Ok(present.iter().map(|object| object.name().to_owned()).collect())
     }
 
