@@ -18,8 +18,10 @@ use freeflow_orchestrator::{Revision, State, is_clusters};
 use freeflow_shm::boottime_ns;
 use serde_json::json;
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+mod announcing;
 mod lease;
 mod mesh;
 mod vnics;
@@ -148,6 +150,7 @@ struct Follower {
     named: (Option<u64>, Option<Vec<Named>>),
     named_at: Option<Instant>,
     vnics: vnics::OwnVnics,
+    announcements: announcing::Announcements,
     lease: lease::OwnLease,
     claims: Claims,
 }
@@ -237,6 +240,7 @@ impl Follower {
             reported: Vec::new(),
             declared: None,
             vnics: Default::default(),
+            announcements: Default::default(),
             lease: lease::OwnLease::new(),
             report: Report::start(&file, &settings.host, boottime_ns)?,
             pace: Pace::default(),
@@ -277,7 +281,7 @@ impl Follower {
     fn round(&mut self) {
         let mut wait = match () {
             () if !self.claims.meetings().is_empty() => MEETING_ROUND,
-            () if self.vnics.is_busy() || self.is_look_due() => SHORT_ROUND,
+            () if self.vnics.is_busy() || self.announcements.is_busy() || self.is_look_due() => SHORT_ROUND,
             () => self.word_wait().map_or(ROUND, |word| word.min(ROUND)),
         };
         while let Some(news) = self.follow.next(wait) {
@@ -330,6 +334,9 @@ impl Follower {
         let away = behind.map(|(_, why)| Problem::new(format!("etcd does not answer: {why}")));
         self.say(self.reported.iter().cloned().chain(away).chain(self.lease.problem()).collect());
         self.answer_claims();
+        let declared = self.declared.as_ref();
+        let address_of = |vnic: &str| declared?.vnic(vnic).map(|entry| IpAddr::V4(entry.address));
+        self.announcements.run(&self.run_dir, address_of);
         self.name_others();
         self.meet_others();
         self.control();

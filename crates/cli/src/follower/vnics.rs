@@ -315,6 +315,7 @@ impl Follower {
                 None => Answer::Never("it is not here".into()),
             };
             if answer == Answer::Here {
+                self.announcements.begin(&name);
                 let mut memory = self.memory.clone();
                 let at = self.view.places().get(&name).map(|(at, _)| at.0).unwrap_or_default();
                 memory.served.insert(name.clone(), at);
