@@ -107,6 +107,8 @@ struct Follower {
     publisher: Publisher,
     view: View,
     standing: Option<Standing>,
+    /// Its record was there, and is not any more.
+    is_removed: bool,
     /// Up to which revision all was carried out, and the ranges that the host has of networks.
     carried: (u64, BTreeMap<String, String>),
     /// The version of the view by which blocks were given.
@@ -253,6 +255,7 @@ impl Follower {
             renewed_at: Instant::now(),
             renewal_said: None,
             standing: None,
+            is_removed: false,
             carried: Default::default(),
             controlled: None,
             control_said: None,
@@ -417,10 +420,16 @@ impl Follower {
         }
     }
 
+    /// Whether this host may do a controller's work, where it is one: what it knows is what etcd has. One that is no
+    /// host of the cluster any more may know less than others: etcd may be as it was before this host joined.
+    fn may_control(&self) -> bool {
+        self.behind.is_none() && !self.is_removed && self.check_identity().is_ok()
+    }
+
     /// Blocks of addresses for all hosts, where this one gives them, and only of the cluster that it follows.
     fn control(&mut self) {
         let is_new = self.controlled != Some(self.view.control_version());
-        if !self.file.controller || !is_new || self.behind.is_some() || self.check_identity().is_err() {
+        if !self.file.controller || !is_new || !self.may_control() {
             return;
         }
         let done =
@@ -437,7 +446,7 @@ impl Follower {
 
     /// Blocks and vNICs of hosts that are silent for too long are taken back, where this one gives them.
     fn reclaim(&mut self) {
-        if !self.file.controller || self.behind.is_some() || self.check_identity().is_err() {
+        if !self.file.controller || !self.may_control() {
             return;
         }
         let done = Controller::reclaim(&self.file, &self.view, Instant::now());
@@ -467,7 +476,7 @@ impl Follower {
     fn admit(&mut self) {
         let is_due = !self.pending.is_empty() || self.swept_at.is_none_or(|at| at.elapsed() > SWEEP);
         let is_time = self.admitted_at.elapsed() > ADMISSION && is_due;
-        if !self.file.admits() || !is_time || self.behind.is_some() || self.check_identity().is_err() {
+        if !self.file.admits() || !is_time || !self.may_control() {
             return;
         }
         self.admitted_at = Instant::now();
@@ -603,12 +612,13 @@ impl Follower {
 
     /// Whether the record of this host's name is its own, or can be. Else nothing is said under it.
     fn check_record(&mut self, restored: u64) -> Result<Option<Problem>> {
-        self.standing = None;
+        (self.standing, self.is_removed) = (None, false);
         let there = self.view.hosts().get(&self.host).cloned();
         // A backup may be older than the record.
         let is_recorded = self.memory.recorded_as.as_ref() == Some(&self.host) && restored == self.memory.restored;
         match &there {
             None if is_recorded && !self.memory.has_gone_back => {
+                self.is_removed = true;
                 return Ok(Some(Problem::new(format!(
                     "this host was removed from the cluster: what it has, it keeps, and the other hosts don't know it. To \
                      join again, without vNICs: freeflow{} down, and remove {}",
