@@ -218,6 +218,24 @@ def test_a_backup_is_followed_when_an_operator_says_so(hosts):
     pingpong(hosts, 3, 1, "red")
 
 
+def test_a_controller_without_its_record_gives_no_blocks(hosts):
+    """As in a backup from before it joined, of which nothing else is older than what it knows."""
+    key = "/freeflow/hosts/host1/data/record"
+    record = hosts.etcd.ctl("get", "--print-value-only", key).strip()
+    hosts.etcd.ctl("del", key)
+    hosts.wait("host 1 says so", lambda: "was removed from the cluster" in hosts.log(1))
+    # Controllers do one after the other: when the second is followed, the first would have its blocks.
+    for name, cidr in (("unled", "10.61.0.0/24"), ("unled-too", "10.62.0.0/24")):
+        hosts.apply(BLUE.replace("NAME", name).replace("CIDR", cidr), at=3)
+        hosts.wait(f"host 2 knows {name}", lambda: f"Network {name}: no controller has given" in hosts.log(2))
+    given = hosts.etcd.ctl("get", "--prefix", "--keys-only", "/freeflow/blocks/data/unled").split()
+    need(not given, f"{given}")
+    hosts.etcd.ctl("put", key, record)
+    hosts.wait("it gives blocks again", lambda: hosts.network(2, "unled") and hosts.network(3, "unled-too"))
+    hosts.as_operator("delete", "network", "unled", "unled-too")
+    hosts.wait_for_all()
+
+
 def test_an_empty_etcd_takes_nothing_away(hosts):
     """A wrong address, or a store that was lost and made again."""
     for number in HOSTS:

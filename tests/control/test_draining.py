@@ -20,6 +20,12 @@ kind: Vnic
 metadata: {name: database}
 spec: {network: red}
 """
+NEW = """
+apiVersion: freeflow.io/v1
+kind: Network
+metadata: {name: blue}
+spec: {tenant: red, cidrs: [10.52.0.0/24]}
+"""
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +72,15 @@ def test_a_drained_host_starts_no_containers_and_keeps_those_that_run(hosts):
     need("was drained by" in failure, failure)
 
 
+def test_a_drained_host_gets_nothing_new(hosts):
+    failure = hosts.as_operator("move", "database", "--to", "host2", codes=(3, 5))
+    need("the host host2 was drained by" in failure, failure)
+    hosts.apply(NEW)
+    hosts.wait_for_all()
+    hosts.wait("the others have it", lambda: hosts.network(1, "blue") and hosts.network(3, "blue"))
+    need(not hosts.network(2, "blue"), "a drained host was given a block")
+
+
 def test_its_containers_are_stopped_on_demand_and_it_comes_back(hosts):
     def names():
         return [row["name"] for row in hosts.host(2).containers()]
@@ -77,6 +92,7 @@ def test_its_containers_are_stopped_on_demand_and_it_comes_back(hosts):
     hosts.wait("its container has ended", lambda: names() == ["own"])
     printed = hosts.as_operator("host", "undrain", "host2")
     need("starts containers" in printed and not drained(hosts), printed)
+    hosts.wait("it has the new network, too", lambda: hosts.network(2, "blue"))
     again = hosts.wait("containers start there", lambda: hosts.host(2).container("again", "--network", "red"))
     server = hosts.host(2).container("database", "--rm", "--vnic", "database")
     for container in (server, again, own):

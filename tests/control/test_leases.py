@@ -6,6 +6,7 @@ The cases go in this order, on one laboratory of three hosts: what one leaves, t
 import datetime
 import json
 import os
+import pathlib
 import re
 import signal
 
@@ -186,6 +187,36 @@ def test_a_host_that_comes_back_without_its_state_has_no_lease_until_etcd_has_it
     hosts.wait("it has a lease", lambda: not lease(hosts, 2)["isOver"])
     again = hosts.wait("containers start there", lambda: second.container("again", "--network", "red"))
     again.remove()
+
+
+def test_a_router_without_its_files_has_no_lease_but_that_of_the_one_before(hosts):
+    """Its follower goes on, and etcd is away: it must not make vNICs that others have by now. `up` ends the follower
+    first, so somebody else has started the router."""
+    second = hosts.host(2)
+    hosts.wait("it has a lease", lambda: not lease(hosts, 2)["isOver"])
+    words = pathlib.Path(f"/proc/{second.router_pid()}/cmdline").read_bytes().decode().split("\0")[:-1]
+    at = words.index("--ready-fd")
+    router = None
+    hosts.lab.cut(2)
+    try:
+        hosts.wait("its lease is over", lambda: lease(hosts, 2)["isOver"])
+        harness.kill_router(second)
+        for name in ("state.redb", "cluster.lease"):
+            (second.run_dir / name).unlink()
+        router = harness.Running(second.enter(*words[:at], *words[at + 2:]))
+        hosts.wait("it has its networks again", lambda: hosts.network(2, "red"))
+        again = lease(hosts, 2)
+        need(again["afterS"] == AFTER_S and again["isOver"], f"{again}")
+        failure = second.freeflow("run", "--rm", "--network", "red", "--", "true", codes=(125,))
+        need("no lease" in failure, failure)
+    finally:
+        if router:
+            router.kill()
+        hosts.lab.heal(2)
+        second.freeflow("up")
+    hosts.wait("it has its lease again", lambda: not lease(hosts, 2)["isOver"])
+    container = hosts.wait("containers start there", lambda: second.container("later", "--network", "red"))
+    container.remove()
 
 
 def test_an_operator_ends_that_for_all_hosts(hosts):

@@ -31,7 +31,31 @@ kind: Vnic
 metadata: {name: pinned}
 spec: {network: red, hosts: [host1]}
 """
-ADDRESS = "10.50.0.226"
+ADDRESS, ADDRESS6 = "10.50.0.226", "fd00:50::e2"
+# Plain IP: answers whoever asks with a name.
+ANSWER = """
+import socket, sys
+s = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+s.bind(("::", 9000))
+print("ready", flush=True)
+while True:
+    s.sendto(sys.argv[1].encode(), s.recvfrom(100)[1])
+"""
+# The first answer within so many seconds.
+ASK = """
+import socket, sys, time
+family = socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET
+s = socket.socket(family, socket.SOCK_DGRAM)
+s.settimeout(0.3)
+end, name = time.monotonic() + float(sys.argv[2]), "nobody"
+while name == "nobody" and time.monotonic() < end:
+    try:
+        s.sendto(b"?", (sys.argv[1], 9000))
+        name = s.recv(100).decode()
+    except OSError:
+        pass
+print(name)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +92,17 @@ def said(hosts, number):
     """What the host's follower can't do just now."""
     file = hosts.host(number).run_dir / "cluster.problems"
     return "\n".join(json.loads(file.read_text())) if file.exists() else ""
+
+
+def answering(container, name):
+    program = container.start("python3", "-c", ANSWER, name)
+    program.wait_for_output("ready")
+    return program
+
+
+def answer(container, address, seconds):
+    """By plain IP."""
+    return container.exec("python3", "-c", ASK, address, str(seconds), seconds=60).strip()
 
 
 def test_nobody_has_a_vnic_before_somebody_asks(hosts):
@@ -142,6 +177,11 @@ def test_a_host_that_has_not_heard_is_believed_by_nobody(hosts):
     """Its follower is stopped: so it believes that it has the vNIC, and its router goes on."""
     old, third = database(hosts, 1), hosts.host(3).container("third", "--network", "red")
     reaches(hosts, old, third)
+    answering(old, "old")
+    answering(third, "third")
+    for address in (ADDRESS, ADDRESS6):
+        need(answer(third, address, 20) == "old", f"{address} is not reached by plain IP")
+    need(answer(old, third.ip, 20) == "third", "it does not reach others by plain IP")
     stopped = follower(hosts, 1)
     os.kill(stopped, signal.SIGSTOP)
     try:
@@ -161,6 +201,14 @@ def test_a_host_that_has_not_heard_is_believed_by_nobody(hosts):
         printed = old.exec("timeout", "6", *words, third.ip, codes=(1, 124), seconds=40)
         need("10 iters" not in printed + server.output(), printed + server.output())
         server.kill()
+        # By plain IP neither, and nobody takes it for the new one.
+        answering(new, "new")
+        for address in (ADDRESS, ADDRESS6):
+            begin = time.monotonic()
+            need(answer(third, address, 20) == "new", f"{address} is not the new one's")
+            print(f"{address} by plain IP after {time.monotonic() - begin:.2f} s")
+        need(answer(old, third.ip, 3) == "nobody", "the old one reaches others by plain IP")
+        need(answer(new, third.ip, 20) == "third", "the new one does not")
         reaches(hosts, new, third)
     finally:
         os.kill(stopped, signal.SIGCONT)

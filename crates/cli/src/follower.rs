@@ -18,8 +18,10 @@ use freeflow_orchestrator::{Revision, State, is_clusters};
 use freeflow_shm::boottime_ns;
 use serde_json::json;
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+mod announcing;
 mod lease;
 mod mesh;
 mod vnics;
@@ -51,6 +53,14 @@ const SWEEP: Duration = Duration::from_secs(30);
 /// The router of this host, as what is to be changed.
 struct Host<'a> {
     api: &'a Api,
+    /// The lease that the router has, as far as this process knows: another router is not to make vNICs without it.
+    lease_s: Option<u64>,
+}
+
+impl<'a> Host<'a> {
+    fn of(api: &'a Api, lease: &lease::OwnLease) -> Self {
+        Self { api, lease_s: lease.after_s() }
+    }
 }
 
 impl Target for Host<'_> {
@@ -64,7 +74,8 @@ impl Target for Host<'_> {
     }
 
     fn apply(&mut self, objects: &[AnyObject]) -> std::result::Result<(), String> {
-        let done = self.api.post(&format!("{BASE}/apply?follow=true"), &json!({"items": objects}));
+        let lease = self.lease_s.map_or_else(|| "none".into(), |seconds| seconds.to_string());
+        let done = self.api.post(&format!("{BASE}/apply?follow=true&lease={lease}"), &json!({"items": objects}));
         done.map(drop).map_err(|trouble| Failure::from(trouble).to_string())
     }
 
@@ -96,6 +107,8 @@ struct Follower {
     publisher: Publisher,
     view: View,
     standing: Option<Standing>,
+    /// Its record was there, and is not any more.
+    is_removed: bool,
     /// Up to which revision all was carried out, and the ranges that the host has of networks.
     carried: (u64, BTreeMap<String, String>),
     /// The version of the view by which blocks were given.
@@ -139,6 +152,7 @@ struct Follower {
     named: (Option<u64>, Option<Vec<Named>>),
     named_at: Option<Instant>,
     vnics: vnics::OwnVnics,
+    announcements: announcing::Announcements,
     lease: lease::OwnLease,
     claims: Claims,
 }
@@ -228,6 +242,7 @@ impl Follower {
             reported: Vec::new(),
             declared: None,
             vnics: Default::default(),
+            announcements: Default::default(),
             lease: lease::OwnLease::new(),
             report: Report::start(&file, &settings.host, boottime_ns)?,
             pace: Pace::default(),
@@ -240,6 +255,7 @@ impl Follower {
             renewed_at: Instant::now(),
             renewal_said: None,
             standing: None,
+            is_removed: false,
             carried: Default::default(),
             controlled: None,
             control_said: None,
@@ -268,7 +284,7 @@ impl Follower {
     fn round(&mut self) {
         let mut wait = match () {
             () if !self.claims.meetings().is_empty() => MEETING_ROUND,
-            () if self.vnics.is_busy() || self.is_look_due() => SHORT_ROUND,
+            () if self.vnics.is_busy() || self.announcements.is_busy() || self.is_look_due() => SHORT_ROUND,
             () => self.word_wait().map_or(ROUND, |word| word.min(ROUND)),
         };
         while let Some(news) = self.follow.next(wait) {
@@ -321,6 +337,9 @@ impl Follower {
         let away = behind.map(|(_, why)| Problem::new(format!("etcd does not answer: {why}")));
         self.say(self.reported.iter().cloned().chain(away).chain(self.lease.problem()).collect());
         self.answer_claims();
+        let declared = self.declared.as_ref();
+        let address_of = |vnic: &str| declared?.vnic(vnic).map(|entry| IpAddr::V4(entry.address));
+        self.announcements.run(&self.run_dir, address_of);
         self.name_others();
         self.meet_others();
         self.control();
@@ -401,10 +420,16 @@ impl Follower {
         }
     }
 
+    /// Whether this host may do a controller's work, where it is one: what it knows is what etcd has. One that is no
+    /// host of the cluster any more may know less than others: etcd may be as it was before this host joined.
+    fn may_control(&self) -> bool {
+        self.behind.is_none() && !self.is_removed && self.check_identity().is_ok()
+    }
+
     /// Blocks of addresses for all hosts, where this one gives them, and only of the cluster that it follows.
     fn control(&mut self) {
         let is_new = self.controlled != Some(self.view.control_version());
-        if !self.file.controller || !is_new || self.behind.is_some() || self.check_identity().is_err() {
+        if !self.file.controller || !is_new || !self.may_control() {
             return;
         }
         let done =
@@ -421,7 +446,7 @@ impl Follower {
 
     /// Blocks and vNICs of hosts that are silent for too long are taken back, where this one gives them.
     fn reclaim(&mut self) {
-        if !self.file.controller || self.behind.is_some() || self.check_identity().is_err() {
+        if !self.file.controller || !self.may_control() {
             return;
         }
         let done = Controller::reclaim(&self.file, &self.view, Instant::now());
@@ -451,7 +476,7 @@ impl Follower {
     fn admit(&mut self) {
         let is_due = !self.pending.is_empty() || self.swept_at.is_none_or(|at| at.elapsed() > SWEEP);
         let is_time = self.admitted_at.elapsed() > ADMISSION && is_due;
-        if !self.file.admits() || !is_time || self.behind.is_some() || self.check_identity().is_err() {
+        if !self.file.admits() || !is_time || !self.may_control() {
             return;
         }
         self.admitted_at = Instant::now();
@@ -509,7 +534,7 @@ impl Follower {
                 self.standing = None;
                 if self.memory.has_gone_back {
                     // Its ranges are given to nobody else then.
-                    self.carried = (0, ranges_of(&mut Host { api: &self.api })?);
+                    self.carried = (0, ranges_of(&mut Host::of(&self.api, &self.lease))?);
                     self.check_record(self.memory.restored)?;
                     self.look_at_vnics()?;
                     self.standing.iter_mut().for_each(|standing| standing.is_other = false);
@@ -525,7 +550,7 @@ impl Follower {
             Err(error) => return Ok(vec![Problem::new(format!("what is declared makes no sense here: {error}"))]),
         };
         let mut wanted = Wanted::of(&self.view, &declared, &self.host, &self.memory.released);
-        let mut target = Host { api: &self.api };
+        let mut target = Host::of(&self.api, &self.lease);
         if self.memory.id.is_none() {
             let own = own_objects(&wanted, &present_of(&mut target).map_err(Failure::new)?);
             if !own.is_empty() {
@@ -535,10 +560,11 @@ impl Follower {
             self.memory.id = Some(identity.id);
             self.directory.remember(&self.memory)?;
         }
+        self.look_at_lease()?;
         self.await_first_word()?;
         self.stop_leaving(&mut wanted)?;
         self.follow_draining()?;
-        let mut target = Host { api: &self.api };
+        let mut target = Host::of(&self.api, &self.lease);
         let mut problems = carry_out(&mut target, &wanted).map_err(Failure::new)?;
         // Beside those that the news alone say, as do those of other hosts, below.
         self.waits_for_news = problems.len() == wanted.problems.len();
@@ -586,12 +612,13 @@ impl Follower {
 
     /// Whether the record of this host's name is its own, or can be. Else nothing is said under it.
     fn check_record(&mut self, restored: u64) -> Result<Option<Problem>> {
-        self.standing = None;
+        (self.standing, self.is_removed) = (None, false);
         let there = self.view.hosts().get(&self.host).cloned();
         // A backup may be older than the record.
         let is_recorded = self.memory.recorded_as.as_ref() == Some(&self.host) && restored == self.memory.restored;
         match &there {
             None if is_recorded && !self.memory.has_gone_back => {
+                self.is_removed = true;
                 return Ok(Some(Problem::new(format!(
                     "this host was removed from the cluster: what it has, it keeps, and the other hosts don't know it. To \
                      join again, without vNICs: freeflow{} down, and remove {}",

@@ -11,6 +11,7 @@ use crate::{cgroup, cluster, container_names, hook, lifecycle, networks, output,
 use freeflow_cluster::is_host_name;
 use freeflow_hostnet::addresses::{self, InterfaceAddress};
 use freeflow_hostnet::cdi::{self, Devices};
+use freeflow_hostnet::fence::Range;
 use freeflow_hostnet::firewall::{self, Rule};
 use freeflow_hostnet::guard::{self, Guard};
 use freeflow_hostnet::links::{self, Change};
@@ -133,8 +134,9 @@ fn guard_wire(run_dir: &RunDir, settings: &Settings) -> Result<()> {
 pub fn join(run_dir: &RunDir, settings: &Settings) -> Result<()> {
     let bridge = run_dir.bridge();
     let peers = settings.peers.as_deref().map(overlay::read).transpose()?;
+    let pools: Vec<Range> = Range::parse(&settings.pool).into_iter().collect();
     match peers.filter(|peers| !peers.peers.is_empty()) {
-        Some(peers) => overlay::make(&bridge, overlay::DEFAULT_VNI, &peers, &Guard::of(run_dir))?,
+        Some(peers) => overlay::make(&bridge, (overlay::DEFAULT_VNI, &pools), &peers, &Guard::of(run_dir))?,
         None => overlay::delete(&bridge)?,
     }
     Ok(())
@@ -644,7 +646,7 @@ mod tests {
         for bad in ["10.112.2.0/24", "10.0.0.0/8", "10.111.2.0/30", "10.111.2.0/x", "fd00::/64", ""] {
             assert!(!range(Some(bad)), "{bad}");
         }
-        let other = overlay::Peer { host: "h2".into(), address: "192.0.2.2".parse().unwrap() };
+        let other = overlay::Peer { host: "h2".into(), address: "192.0.2.2".parse().unwrap(), prefixes: Vec::new() };
         let peers = |peers| Some((PathBuf::new(), Peers { host: "h1".into(), address: [192, 0, 2, 1].into(), peers }));
         let needed = check_range("10.111.0.0/16", None, peers(vec![other]).as_ref(), false);
         assert!(needed.unwrap_err().to_string().contains("--range"));

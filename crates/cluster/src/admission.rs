@@ -18,7 +18,7 @@ use crate::users::{check_user, host_of_user, is_user_of, new_user, token_of_user
 use crate::view::View;
 use freeflow_etcd::EtcdStore;
 use freeflow_orchestrator::store::{Committed, Entry, Transaction, Write};
-use freeflow_orchestrator::{Pool, Revision, Store};
+use freeflow_orchestrator::{DEFAULT_NETWORK, Pool, Revision, Store};
 use freeflow_verbs::{Duration, Instant};
 use std::collections::btree_map::Entry as MapEntry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -77,14 +77,18 @@ impl<'a> Admission<'a> {
         Ok(Self { store: file.store(&file.keys().admission())?, file, view, authority, rights })
     }
 
-    /// Takes away the users of tokens by which nobody joins any more, and those of hosts that are none, now and then: a
-    /// line for the log about each.
+    /// Takes away the users of tokens by which nobody joins any more, and users and blocks of hosts that are none, now
+    /// and then: a line for the log about each.
     ///
     /// # Errors
     /// etcd did not do it.
     pub fn sweep(&self, pending: &Pending) -> Result<Vec<String>, ClusterError> {
-        let Some(rights) = &self.rights else { return Ok(Vec::new()) };
         let (mut said, mut failed) = (Vec::new(), None);
+        match self.sweep_blocks() {
+            Ok(texts) => said.extend(texts),
+            Err(error) => failed = Some(error),
+        }
+        let Some(rights) = &self.rights else { return failed.map_or(Ok(said), Err) };
         // Users first: each was made after its token, or after its host was noted.
         let users = rights.users()?;
         for (user, host) in users.iter().filter_map(|user| Some((user, host_of_user(user)?))) {
@@ -123,6 +127,26 @@ impl<'a> Admission<'a> {
             }
         }
         failed.map_or(Ok(said), Err)
+    }
+
+    /// Blocks of `default` of hosts that are none are free again: a controller that admits a host while another one
+    /// finishes its removal gives it a block after that.
+    fn sweep_blocks(&self) -> Result<Vec<String>, ClusterError> {
+        let of_default = self.view.blocks().keys().filter(|(network, _)| network == DEFAULT_NETWORK);
+        let mut said = Vec::new();
+        for (_, host) in of_default.filter(|(_, host)| !self.view.hosts().contains_key(host)) {
+            let key = format!("{HOSTS}{host}");
+            if read::<Admitted>(&self.store, &key)?.1.is_some() {
+                continue;
+            }
+            // As long as nobody admits a host of this name.
+            let whole = format!("{}/data/{key}", self.file.keys().admission());
+            let guard = Some((whole.as_str(), Revision(0)));
+            if Controller::release(&self.file, host, guard)? > 0 {
+                said.push(format!("the addresses of {host}, which is no host, are free again"));
+            }
+        }
+        Ok(said)
     }
 
     /// Does what waits, a bounded part of it: a line for the log about each, and why it ended early, if it did. Then

@@ -178,7 +178,9 @@ fn due(view: &View, (declared, since): Declared<'_>, blocks: &Blocks) -> DueBloc
         }
         let has_own: BTreeSet<String> = due.writes.iter().map(|(at, _)| at.clone()).collect();
         said.iter().for_each(|(_, block)| taken.add(*block));
-        for host in without.into_iter().filter(|host| !has_own.contains(&block_key(name, host))) {
+        // A drained host keeps what it has, and makes no new vNICs.
+        let is_new = |host: &&String| !has_own.contains(&block_key(name, host)) && !view.drained().contains_key(*host);
+        for host in without.into_iter().filter(is_new) {
             match free_block(network.pool, &taken, view.hosts().len()) {
                 Some(block) => {
                     taken.add(block);

@@ -1,6 +1,7 @@
 //! Keys of a cluster, and what each is.
 use freeflow_etcd::Part;
 use freeflow_orchestrator::KEY_PREFIX;
+use freeflow_orchestrator::store::VALUE_BYTES_MAX;
 
 /// Key of each part's data under its root, as [`freeflow_etcd::EtcdStore`] has them.
 const DATA: &str = "data/";
@@ -20,6 +21,11 @@ const RECLAIMED: &str = ".reclaimed";
 /// turns, and each has seen all that came before.
 pub(crate) const SERIAL: &str = "serial";
 
+/// Parts in which each host writes under its own name.
+const PARTS_OF_HOSTS: [&str; 3] = ["hosts", "said", "vnics"];
+/// Of one host in each of them: its values are a record, holdings, a word, and four parts of members or of
+/// vNICs, each no longer than `VALUE_BYTES_MAX`.
+const HOST_BYTES_MAX: usize = 8 * VALUE_BYTES_MAX;
 /// Of requests and answers that are listed at once.
 const REQUESTS_BYTES_MAX: usize = 16 << 20;
 
@@ -159,15 +165,21 @@ impl Keys {
     /// They are followed by one watch from the first to the last of them: names of parts that few follow come after
     /// those that all hosts do, or before.
     pub fn followed(&self, scope: Scope, admits: bool) -> Vec<Part> {
-        let all = ["cluster", "declared", "hosts", "blocks", "places"].into_iter();
         let said = (scope >= Scope::Said).then_some("said");
         let vnics = (scope >= Scope::Vnics).then_some("vnics");
-        let all = all.chain(said).chain(vnics).map(|part| format!("{}/{part}/", self.root));
-        let mut parts: Vec<Part> = all.map(Part::whole).collect();
+        let all = ["cluster", "declared", "hosts", "blocks", "places"].into_iter().chain(said).chain(vnics);
+        let part = |part: &str| {
+            let prefix = format!("{}/{part}/", self.root);
+            match PARTS_OF_HOSTS.contains(&part) {
+                true => Part::of_writers(prefix, HOST_BYTES_MAX),
+                false => Part::whole(prefix),
+            }
+        };
+        let mut parts: Vec<Part> = all.map(part).collect();
         if admits {
             parts.push(Part::whole(format!("{}/", self.admission())));
             let prefix = format!("{}/", self.requests());
-            parts.push(Part { prefix, bytes_max: REQUESTS_BYTES_MAX, may_be_cut: true });
+            parts.push(Part { bytes_max: REQUESTS_BYTES_MAX, may_be_cut: true, ..Part::whole(prefix) });
         }
         parts
     }
@@ -176,7 +188,7 @@ impl Keys {
     pub fn meaning<'a>(&self, key: &'a str) -> Option<Meaning<'a>> {
         let key = key.strip_prefix(&self.root)?.strip_prefix('/')?;
         let (part, rest) = key.split_once('/')?;
-        if ["hosts", "said", "vnics"].contains(&part) {
+        if PARTS_OF_HOSTS.contains(&part) {
             let (host, rest) = rest.split_once('/')?;
             return match (part, rest.strip_prefix(DATA)?) {
                 ("hosts", RECORD) => Some(Meaning::Record(host)),
@@ -244,6 +256,15 @@ mod tests {
         assert_eq!(range(Scope::Said, false), of("blocks/", "said/"));
         assert_eq!(range(Scope::Said, true), of("admission/", "said/"));
         assert_eq!(range(Scope::Vnics, false), of("blocks/", "vnics/"));
+    }
+
+    /// Nobody but an operator, or a controller, can keep hosts from reading the rest.
+    #[test]
+    fn what_hosts_write_is_bounded_for_each_of_them() {
+        let parts = Keys::new("/freeflow").followed(Scope::Vnics, true);
+        let bounded = |part: &&Part| part.writer_bytes_max.is_some() || part.may_be_cut;
+        let names = parts.iter().filter(bounded).map(|part| part.prefix["/freeflow/".len()..].trim_end_matches('/'));
+        assert_eq!(names.collect::<Vec<_>>(), ["hosts", "said", "vnics", "requests"]);
     }
 
     #[test]

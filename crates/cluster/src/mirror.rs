@@ -63,7 +63,10 @@ impl Wanted {
                 match range_in(pool, view.block(&name, host)) {
                     Ok(range) => network.spec.range = Some(range.to_string()),
                     Err(why) => {
-                        wanted.problems.push(Problem::about("Network", &name, why));
+                        // A drained host is given none, and needs none.
+                        if !(view.drained().contains_key(host) && view.block(&name, host).is_none()) {
+                            wanted.problems.push(Problem::about("Network", &name, why));
+                        }
                         wanted.kept.insert((ObjectKind::Network, name));
                         continue;
                     }

@@ -29,10 +29,11 @@ fn is_released(view: &View, name: &str, (at, place): &(Revision, Place)) -> bool
 pub struct ClaimsOf<'a>(BTreeMap<&'a str, Vec<(u64, &'a String)>>);
 
 impl<'a> ClaimsOf<'a> {
-    /// All that there are, of hosts that say so still.
+    /// All that there are, of hosts that say so still, and are not drained.
     pub fn all(view: &'a View) -> Self {
         let mut all = Self::default();
-        for host in view.hosts().keys().filter(|host| view.silence(host) < CLAIM_TIME) {
+        let counts = |host: &&String| view.silence(host) < CLAIM_TIME && !view.drained().contains_key(*host);
+        for host in view.hosts().keys().filter(counts) {
             for (name, number) in view.holdings_of(host).into_iter().flat_map(|holdings| &holdings.claims) {
                 all.0.entry(name).or_default().push((*number, host));
             }
@@ -221,6 +222,9 @@ pub(crate) fn move_vnic(
     if !view.hosts().contains_key(to) {
         let hosts: Vec<&str> = view.hosts().keys().map(String::as_str).collect();
         return refused(Reason::NotFound, format!("no host {to} is in the cluster; there are: {}", hosts.join(", ")));
+    }
+    if let Some(drained) = view.drained().get(to) {
+        return refused(Reason::Forbidden, format!("the host {to} was drained by {}", drained.by));
     }
     let mut store = file.store(&file.keys().places())?;
     loop {

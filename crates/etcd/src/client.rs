@@ -45,6 +45,13 @@ pub(crate) fn too_much(prefix: &[u8], bytes_max: usize) -> EtcdError {
     ))
 }
 
+/// The beginning of all keys of the writer of this one: the prefix, and a name with the slash behind it.
+fn writer_of<'a>(prefix: &[u8], key: &'a [u8]) -> &'a [u8] {
+    let name = key.get(prefix.len()..).unwrap_or_default();
+    let length = name.iter().position(|byte| *byte == b'/').map_or(name.len(), |slash| slash + 1);
+    &key[..key.len() - name.len() + length]
+}
+
 /// A connection to each member. Clones share them.
 #[derive(Clone)]
 pub struct Client {
@@ -189,18 +196,25 @@ impl Client {
 
     /// All keys that begin so, at a revision (0: now).
     pub(crate) async fn list(&self, prefix: &[u8], revision: i64) -> Result<Page, EtcdError> {
-        let all = self.list_some(prefix, revision, LISTING_BYTES_MAX).await?;
+        let all = self.list_some(prefix, revision, LISTING_BYTES_MAX, None).await?;
         if all.more {
             return Err(too_much(prefix, LISTING_BYTES_MAX));
         }
         Ok(all)
     }
 
-    /// The same, page by page, and no more pages where they have more bytes.
-    pub(crate) async fn list_some(&self, prefix: &[u8], revision: i64, bytes_max: usize) -> Result<Page, EtcdError> {
+    /// The same, page by page, and no more pages where they have more bytes. `writer_bytes_max`: keys of each writer,
+    /// whose name follows the prefix, beyond which more of its keys are left out, as if they were not there.
+    pub(crate) async fn list_some(
+        &self,
+        prefix: &[u8],
+        revision: i64,
+        bytes_max: usize,
+        writer_bytes_max: Option<usize>,
+    ) -> Result<Page, EtcdError> {
         let (mut key, range_end) = (prefix.to_vec(), prefix_end(prefix));
         let mut all = Page { revision, kvs: Vec::new(), more: false };
-        let mut bytes = 0;
+        let (mut bytes, mut writer, mut writer_bytes) = (0, Vec::new(), 0);
         if key.is_empty() {
             key.push(0);
         }
@@ -211,12 +225,24 @@ impl Client {
                 all.revision = page.revision;
             }
             let last = page.kvs.last().map(|kv| kv.key.clone());
-            bytes += page.kvs.iter().map(|kv| kv.key.len() + kv.value.len()).sum::<usize>();
-            all.kvs.extend(page.kvs);
+            for kv in page.kvs {
+                let of = writer_of(prefix, &kv.key);
+                if of != writer {
+                    (writer, writer_bytes) = (of.to_vec(), 0);
+                }
+                writer_bytes += kv.key.len() + kv.value.len();
+                if writer_bytes_max.is_none_or(|max| writer_bytes <= max) {
+                    bytes += kv.key.len() + kv.value.len();
+                    all.kvs.push(kv);
+                }
+            }
             match last {
                 Some(_) if page.more && bytes > bytes_max => {
                     all.more = true;
                     return Ok(all);
+                }
+                Some(_) if page.more && writer_bytes_max.is_some_and(|max| writer_bytes > max) => {
+                    key = prefix_end(&writer);
                 }
                 Some(last) if page.more => key = [&last[..], b"\0"].concat(),
                 _ => return Ok(all),

@@ -51,12 +51,20 @@ pub struct Part {
     pub bytes_max: usize,
     /// Those that are more are left out; otherwise none of all parts are told.
     pub may_be_cut: bool,
+    /// Where each writer has keys of its own, whose names come next: bytes of each, of which more are not listed. So
+    /// one that fills its part has others know less of itself alone.
+    pub writer_bytes_max: Option<usize>,
 }
 
 impl Part {
     /// One that has to be whole.
     pub fn whole(prefix: impl Into<String>) -> Self {
-        Self { prefix: prefix.into(), bytes_max: LISTING_BYTES_MAX, may_be_cut: false }
+        Self { prefix: prefix.into(), bytes_max: LISTING_BYTES_MAX, may_be_cut: false, writer_bytes_max: None }
+    }
+
+    /// One that has to be whole but for what a writer has beyond so many bytes.
+    pub fn of_writers(prefix: impl Into<String>, writer_bytes_max: usize) -> Self {
+        Self { writer_bytes_max: Some(writer_bytes_max), ..Self::whole(prefix) }
     }
 }
 
@@ -149,9 +157,10 @@ impl Follower {
         let Some(told) = self.told else {
             let (mut at, mut entries) = (0, Vec::new());
             for part in &self.told_of {
-                let page = self.client.list_some(part.prefix.as_bytes(), at, part.bytes_max).await?;
+                let (prefix, writer_bytes_max) = (part.prefix.as_bytes(), part.writer_bytes_max);
+                let page = self.client.list_some(prefix, at, part.bytes_max, writer_bytes_max).await?;
                 if page.more && !part.may_be_cut {
-                    return Err(too_much(part.prefix.as_bytes(), part.bytes_max));
+                    return Err(too_much(prefix, part.bytes_max));
                 }
                 at = page.revision;
                 entries.extend(page.kvs.into_iter().filter_map(KeyValue::into_entry));

@@ -16,6 +16,7 @@
 
 use crate::addresses::{self, Detection, InterfaceAddress};
 use crate::error::{Context, Result, fail};
+use crate::fence::Range;
 use crate::firewall::{self, Rule};
 use crate::guard::Guard;
 use crate::inventory::Vnic;
@@ -106,7 +107,7 @@ fn make_sealed(run_dir: &RunDir, network: &NetworkStatus, bridge: &str) -> Resul
         links::change(bridge, Change::UP)?;
     }
     if let Some(settings) = settings {
-        join(bridge, &network.name, settings.peers.as_deref(), &guard)?;
+        join(bridge, network, settings.peers.as_deref(), &guard)?;
     }
     if !is_whole {
         links::change(bridge, Change { alias: Some(&alias(run_dir, network)), ..Change::default() })?;
@@ -116,10 +117,12 @@ fn make_sealed(run_dir: &RunDir, network: &NetworkStatus, bridge: &str) -> Resul
 
 /// Joins the bridge with those of the same network on other hosts, where there are any. Networks
 /// that have the same name are the same.
-fn join(bridge: &str, network: &str, peers: Option<&std::path::Path>, guard: &Guard) -> Result<()> {
+fn join(bridge: &str, network: &NetworkStatus, peers: Option<&std::path::Path>, guard: &Guard) -> Result<()> {
     let peers = peers.map(overlay::read).transpose()?;
+    let pools = [Some(&network.pool), network.pool6.as_ref()].into_iter().flatten();
+    let pools: Vec<Range> = pools.filter_map(|text| Range::parse(text)).collect();
     match peers.filter(|peers| !peers.peers.is_empty()) {
-        Some(peers) => overlay::make(bridge, vni(network), &peers, guard),
+        Some(peers) => overlay::make(bridge, (vni(&network.name), &pools), &peers, guard),
         None => overlay::delete(bridge),
     }
 }

@@ -53,26 +53,32 @@ impl Guard {
         Self { ports, required, sink: sink(&run_dir.bridge()) }
     }
 
-    /// Puts the filters on an interface, unless they are there.
+    /// Puts the filters on an interface, unless they are there. Whether they were not: then it has no others now.
     ///
     /// # Errors
     /// This host needs them, and can't.
-    pub fn put(&self, interface: &str) -> Result<()> {
+    pub fn put(&self, interface: &str) -> Result<bool> {
         let result = self.try_put(interface);
-        if self.required { result.context(format!("can't guard UDP {ROCE_UDP_PORT}")) } else { Ok(()) }
+        if self.required { result.context(format!("can't guard UDP {ROCE_UDP_PORT}")) } else { Ok(true) }
     }
 
-    fn try_put(&self, interface: &str) -> Result<()> {
-        let present = tc(&["filter", "show", "dev", interface, "ingress"]).unwrap_or_default();
+    fn try_put(&self, interface: &str) -> Result<bool> {
+        let shown = ["filter", "show", "dev", interface, "ingress", "protocol", "ip", "prio", "1"];
+        let present = tc(&shown).unwrap_or_default();
         if self.ports.iter().all(|port| present.contains(&format!("match 0000{port:04x}/0000ffff at 0"))) {
-            return Ok(());
+            return Ok(false);
         }
+        self.dropping(|action| self.replace(interface, action)).map(|()| true)
+    }
+
+    /// Puts filters with the action by which this kernel drops packets.
+    pub(crate) fn dropping(&self, put: impl Fn(&str) -> Result<()>) -> Result<()> {
         // Where the sink is, it was needed before.
-        if !links::exists(&self.sink) && self.replace(interface, "drop").is_ok() {
+        if !links::exists(&self.sink) && put("drop").is_ok() {
             return Ok(());
         }
         self.make_sink()?;
-        self.replace(interface, &format!("mirred egress redirect dev {}", self.sink))
+        put(&format!("mirred egress redirect dev {}", self.sink))
     }
 
     /// Drops whatever comes out of a bridge to this host. Unlike the filters of [`Self::put`] a
@@ -88,11 +94,7 @@ impl Guard {
                  action {action}\n"
             ))
         };
-        if !links::exists(&self.sink) && sealed("drop").is_ok() {
-            return Ok(());
-        }
-        self.make_sink()?;
-        sealed(&format!("mirred egress redirect dev {}", self.sink)).context("can't keep it apart from the host")
+        self.dropping(sealed).context("can't keep it apart from the host")
     }
 
     /// The device into which packets are redirected where they can't be dropped.
@@ -159,7 +161,7 @@ pub fn remove_sink(run_dir: &RunDir) {
 /// It can't.
 pub fn check_abilities() -> Result<()> {
     links::add_veth("ffprobe0", ("ffprobe1", PeerNamespace::Own), None)?;
-    Guard { ports: vec![ROCE_UDP_PORT], required: true, sink: "ffprobe2".into() }.put("ffprobe0")
+    Guard { ports: vec![ROCE_UDP_PORT], required: true, sink: "ffprobe2".into() }.put("ffprobe0").map(drop)
 }
 
 fn tc(arguments: &[&str]) -> Result<String> {

@@ -4,9 +4,10 @@
 //!
 //! From the top: [`reconciler`] compares the host with an [`inventory`] of networks and vNICs;
 //! [`bridges`] has a bridge for each network, [`overlay`] joins those of several hosts, [`ports`]
-//! plugs vNICs into them; [`guard`] and [`wire_guard`] keep everybody but routers from speaking
-//! RoCEv2; [`cdi`] names networks and vNICs to container engines; [`run_dir`] says whose all of it
-//! is. Below: [`links`], [`addresses`], [`firewall`], [`namespace`] and [`programs`].
+//! plugs vNICs into them; [`fence`] has overlays believe the peers file, [`guard`] and
+//! [`wire_guard`] keep everybody but routers from speaking RoCEv2; [`cdi`] names networks and vNICs
+//! to container engines; [`run_dir`] says whose all of it is. Below: [`links`], [`addresses`],
+//! [`firewall`], [`namespace`] and [`programs`].
 //!
 //! Everything acts on the calling thread's network namespace. Nothing here keeps a thread, or state
 //! beyond the kernel's and the run directory's.
@@ -28,6 +29,7 @@ pub mod addresses;
 pub mod bridges;
 pub mod cdi;
 mod error;
+pub mod fence;
 pub mod firewall;
 pub mod guard;
 pub mod inventory;

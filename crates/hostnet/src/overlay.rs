@@ -5,10 +5,12 @@
 //! its peers, once each: a static list that follows the peers file. Where an Ethernet address lives
 //! is learned from what comes in. Nothing needs multicast of the network below. VXLAN proves
 //! nobody's identity: whoever can send UDP between the hosts can send into the overlay; the hosts'
-//! own containers can't (see [`crate::guard`]). RDMA traffic does not go this way.
+//! own containers can't (see [`crate::guard`]). Packets under an address of the network come in only
+//! from the host that has it ([`crate::fence`]). RDMA traffic does not go this way.
 
 use crate::addresses;
 use crate::error::{Context, Error, Result, fail};
+use crate::fence::{self, Range};
 use crate::guard::{Guard, VXLAN_UDP_PORT};
 use crate::links::{self, Change, Filter, Link, Overlay, OverlayOptions};
 use crate::run_dir::fnv1a;
@@ -44,6 +46,9 @@ pub struct Peers {
 pub struct Peer {
     pub host: String,
     pub address: IpAddr,
+    /// Addresses that its vNICs may have; the router has looked at them.
+    #[serde(default)]
+    pub prefixes: Vec<String>,
 }
 
 /// Reads a peers file.
@@ -81,10 +86,11 @@ pub fn name(bridge: &str) -> String {
 }
 
 /// Makes the overlay of a bridge, or corrects the one there is. Refuses a number that another one of this host has.
+/// `pools`: the addresses of the network.
 ///
 /// # Errors
 /// That, or the kernel refuses.
-pub fn make(bridge: &str, vni: u32, peers: &Peers, guard: &Guard) -> Result<()> {
+pub fn make(bridge: &str, (vni, pools): (u32, &[Range]), peers: &Peers, guard: &Guard) -> Result<()> {
     let address = peers.address;
     let underlay = underlay(peers)?;
     let overhead = if address.is_ipv4() { OVERHEAD_IPV4_BYTES } else { OVERHEAD_IPV6_BYTES };
@@ -106,11 +112,22 @@ pub fn make(bridge: &str, vni: u32, peers: &Peers, guard: &Guard) -> Result<()> 
         links::add_overlay(&name, OverlayOptions { mtu_bytes: Some(mtu_bytes), ..options(identity) })
             .context("can't make the overlay between the hosts")?;
     }
-    guard.put(&name)?;
+    let is_new = guard.put(&name)?;
+    fence::put(&name, guard, is_new, pools, &owners(peers))?;
     links::change(&name, Change { bridge: Some(bridge), mtu_bytes: Some(mtu_bytes), ..Change::UP })?;
     links::change(bridge, Change { mtu_bytes: Some(mtu_bytes), ..Change::default() })?;
     let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6"), "1");
     addresses::set_flooded_hosts(&name, &peers.peers.iter().map(|peer| peer.address).collect())
+}
+
+/// The address of each host, with each range that it has.
+fn owners(peers: &Peers) -> Vec<(IpAddr, Range)> {
+    let ranges = |peer: &Peer| {
+        let address = peer.address;
+        let ranges: Vec<Range> = peer.prefixes.iter().filter_map(|text| Range::parse(text)).collect();
+        ranges.into_iter().map(move |range| (address, range))
+    };
+    peers.peers.iter().flat_map(ranges).collect()
 }
 
 fn options(identity: Overlay) -> OverlayOptions {
@@ -161,6 +178,7 @@ mod tests {
         let peers = read_text("good", text).unwrap();
         assert_eq!((peers.host.as_str(), peers.peers.len()), ("h1", 1));
         assert_eq!(peers.peers[0].address, "192.0.2.2".parse::<IpAddr>().unwrap());
+        assert_eq!(peers.peers[0].prefixes, ["10.111.2.0/24"]);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use freeflow_protocol::admin::VnicStatus;
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::collections::BTreeMap;
 use std::fs;
-use std::net::Ipv6Addr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
@@ -130,7 +130,7 @@ pub fn plug_into(
     let alias = alias(run_dir, *network, &vnic.id);
     // Guarded before it carries anything.
     let result = links::change(&host, Change { alias: Some(&alias), ..Change::default() })
-        .and_then(|()| Guard::of(run_dir).put(&host))
+        .and_then(|()| Guard::of(run_dir).put(&host).map(drop))
         .and_then(|()| links::change(&host, Change { bridge: Some(bridge), ..Change::UP }))
         .and_then(|()| in_network(namespace, || configure(vnic, *has_gateway, &inside)));
     if result.is_err() {
@@ -159,6 +159,19 @@ fn announce(host: &str, namespace: BorrowedFd<'_>, interface: &str) -> Result<()
         let mac = links::get(interface)?.mac;
         links::change(interface, Change { mac: Some(&mac), ..Change::default() })
     })
+}
+
+/// Announces a vNIC's address once more, from the container of this process.
+///
+/// # Errors
+/// The container is gone, or no interface there has the address.
+pub fn announce_again(run_dir: &RunDir, vnic_id: &str, address: IpAddr, pid: u32) -> Result<()> {
+    let port = list(run_dir)?.into_iter().find(|port| port.vnic == vnic_id);
+    let port = port.ok_or_else(|| Error::new(format!("the vNIC {vnic_id} has no interface")))?;
+    let namespace = network_of_process(pid)?;
+    let inside = in_network(namespace.as_fd(), || addresses::interface_with(address))?;
+    let inside = inside.ok_or_else(|| Error::new(format!("the container has no interface with {address}")))?;
+    announce(&port.interface, namespace.as_fd(), &inside.name)
 }
 
 /// The first of `ff0`, `ff1`, … that the calling thread's namespace does not have.

@@ -44,6 +44,8 @@ impl Status {
 pub struct OwnLease {
     /// `None`: the router has not answered.
     status: Option<Status>,
+    /// The last one that it has answered.
+    last: Option<Status>,
     /// The revision of the last word by which the router has extended it, with the networks that were barred.
     told: Option<(u64, Option<BTreeSet<String>>)>,
     /// The word after which the host looks at what it has, where the lease is over.
@@ -92,11 +94,12 @@ impl OwnLease {
     /// Of a follower that begins.
     pub fn new() -> Self {
         let silent_since_ns = boottime_ns();
-        let (status, told, candidate, saying, doubtful, had, said) = Default::default();
+        let (status, last, told, candidate, saying, doubtful, had, said) = Default::default();
         let (was_known, is_first, awaited) = Default::default();
         let news_time = NEWS_TIME;
         Self {
             status,
+            last,
             told,
             candidate,
             saying,
@@ -114,6 +117,11 @@ impl OwnLease {
     /// Whether the vNICs in the cluster's networks are stopped.
     pub fn is_over(&self) -> bool {
         self.status.is_some_and(Status::has_ended)
+    }
+
+    /// The time of it, as far as this process knows; `None`: the router needs none.
+    pub fn after_s(&self) -> Option<u64> {
+        self.status.or(self.last)?.after_s
     }
 
     /// For people.
@@ -145,14 +153,36 @@ impl Follower {
         });
         // After a refusal it is another one than was thought.
         self.lease.status = status.as_ref().ok().copied();
+        self.lease.last = self.lease.status.or(self.lease.last);
         status
     }
 
     fn lease_status(&mut self) -> Result<Status> {
         match self.lease.status {
             Some(status) => Ok(status),
-            None => self.ask_lease(None).map_err(Failure::from),
+            None => self.read_lease(),
         }
+    }
+
+    /// Before the host gets anything of the cluster's: the router may be another one by now.
+    pub(super) fn look_at_lease(&mut self) -> Result<()> {
+        self.read_lease().map(drop)
+    }
+
+    /// A router that was started without the files of the one before has no lease, and would need none: it gets that of
+    /// the one before, which may be over.
+    fn read_lease(&mut self) -> Result<Status> {
+        let last = self.lease.last;
+        let status = self.ask_lease(None)?;
+        let Some(Status { after_s: Some(after_s), until_ns, .. }) = last.filter(|_| status.after_s.is_none()) else {
+            return Ok(status);
+        };
+        log("the router has lost its lease of the cluster's addresses: it gets the same one");
+        // If this fails, it is tried again before anything else is asked.
+        (self.lease.status, self.lease.last) = (None, last);
+        let until_ns = if last.is_some_and(Status::has_ended) { 0 } else { until_ns };
+        let barred = self.lease.told.as_ref().and_then(|(_, barred)| barred.clone());
+        Ok(self.ask_lease(Some(&json!({"afterS": after_s, "untilNs": until_ns, "barred": barred})))?)
     }
 
     /// Before the host gets anything of the cluster's. One that etcd knows already, and that has nothing here, has come
@@ -164,7 +194,7 @@ impl Follower {
         if !was_known || self.report.acknowledged().is_some() || self.lease_status()?.after_s.is_some() {
             return Ok(());
         }
-        if ranges_of(&mut Host { api: &self.api })?.is_empty() {
+        if ranges_of(&mut Host::of(&self.api, &self.lease))?.is_empty() {
             let after_s = self.view.reclaim_after_s().unwrap_or(FIRST_S);
             self.ask_lease(Some(&json!({"afterS": after_s, "untilNs": 0})))?;
             self.lease.is_first = true;

@@ -83,7 +83,7 @@ impl Follower {
     }
 
     fn present_vnics(&self) -> Result<BTreeSet<String>> {
-        let present = Host { api: &self.api }.present(ObjectKind::Vnic).map_err(Failure::new)?;
+        let present = Host::of(&self.api, &self.lease).present(ObjectKind::Vnic).map_err(Failure::new)?;
         Ok(present.iter().map(|object| object.name().to_owned()).collect())
     }
 
@@ -315,6 +315,7 @@ impl Follower {
                 None => Answer::Never("it is not here".into()),
             };
             if answer == Answer::Here {
+                self.announcements.begin(&name);
                 let mut memory = self.memory.clone();
                 let at = self.view.places().get(&name).map(|(at, _)| at.0).unwrap_or_default();
                 memory.served.insert(name.clone(), at);

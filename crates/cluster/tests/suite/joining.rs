@@ -279,11 +279,24 @@ fn a_token_has_a_user_of_its_own_as_long_as_it_is_good() {
     };
     let (left_over, others_host) =
         (host_user("0123456789abcdef", "/freeflow/"), host_user("fedcba9876543210", "/other/"));
+    let mut blocks = open(&etcd.endpoints_as("root"), "/freeflow/blocks");
+    put(&mut blocks, "default/gone", "10.111.7.0/24").expect("written");
+    put(&mut blocks, "default/noted", "10.111.8.0/24").expect("written");
+    let noted = json!({"public_key": "", "user": "host-noted-0123456789abcdef", "at_s": 0});
+    put(&mut store, "hosts/noted", &noted.to_string()).expect("written");
     let view = Operator::open(&file.as_own()).expect("a cluster").view().expect("read");
     let pending = Pending::new(&file.root);
     let sweep = || Admission::open(&file, &view).expect("its keys").sweep(&pending).expect("done");
     let said = sweep();
-    assert!(said.len() == 2 && said.iter().any(|text| text.contains(&left_over)), "{said:?}");
+    assert!(said.len() == 3 && said.iter().any(|text| text.contains(&left_over)), "{said:?}");
+    // Of a host that was removed while another controller gave it a block.
+    assert!(said.iter().any(|text| text.contains("gone, which is no host")), "{said:?}");
+    let blocks = etcd.etcdctl(Some("root"), &["get", "--prefix", "/freeflow/blocks/data/default/"]);
+    assert_eq!(blocks.lines().collect::<Vec<_>>(), ["/freeflow/blocks/data/default/noted", "10.111.8.0/24"]);
+    delete(&mut store, "hosts/noted");
+    let view = Operator::open(&file.as_own()).expect("a cluster").view().expect("read");
+    let sweep = || Admission::open(&file, &view).expect("its keys").sweep(&pending).expect("done");
+    assert_eq!(sweep().len(), 1);
     assert_eq!(sweep().len(), 0);
     let users = etcd.etcdctl(Some("root"), &["user", "list"]);
     assert!(!users.contains(&left_over) && users.contains(&others_host), "{users}");

@@ -165,6 +165,34 @@ fn what_was_compacted_away_is_listed_again() {
     assert_eq!(known.lists, 2, "and it is followed again");
 }
 
+/// One that fills its part hides nobody else's keys, however many it writes.
+#[test]
+fn a_writer_that_writes_too_much_is_cut_alone() {
+    let cluster = Cluster::start(1, &[]);
+    let mut store = open(&cluster.endpoints(), ROOT);
+    let large = "x".repeat(1000);
+    // More than a page of each, and of the second one more than it may have.
+    for (writer, count) in [("h1", 60), ("h2", 300), ("h3", 60)] {
+        for first in (0..count).step_by(60) {
+            let number = first..first + 60;
+            let writes = number.map(|number| write(&format!("{writer}/{number:03}"), Some(&large))).collect();
+            store.commit(&Transaction { compares: Vec::new(), writes }).expect("written");
+        }
+    }
+    put(&mut store, "h4", "alone").expect("written");
+    let prefix = format!("{ROOT}/data/");
+    let mut known = Known::of(&cluster, &prefix, vec![Part::of_writers(&prefix, 100_000)]);
+    let begin = std::time::Instant::now();
+    while known.lists == 0 {
+        assert!(begin.elapsed() < SOON);
+        known.next();
+    }
+    let count = |writer: &str| known.keys.keys().filter(|key| key.starts_with(&format!("{prefix}{writer}"))).count();
+    assert_eq!([count("h1"), count("h3"), count("h4")], [60, 60, 1]);
+    assert!((90..100).contains(&count("h2")), "{}", count("h2"));
+    assert_eq!(known.behind, 0);
+}
+
 /// Others' keys are in the same revisions, before ours and after them, and fill responses of their own.
 #[test]
 fn parts_that_are_not_followed_hide_nothing() {

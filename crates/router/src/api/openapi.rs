@@ -62,6 +62,14 @@ fn follow() -> Value {
     )
 }
 
+fn lease() -> Value {
+    parameter(
+        "lease",
+        &json!({"type": "string"}),
+        "Of a follower: afterS of the lease that it knows the router to have, or none; refused if it is another one (Conflict).",
+    )
+}
+
 fn manager() -> Value {
     parameter(
         "manager",
@@ -303,7 +311,7 @@ fn other_paths(paths: &mut Map<String, Value>) {
         json!({"post": {
             "operationId": "apply",
             "description": "All of them or none: one transaction.",
-            "parameters": [dry_run(), follow(), manager(), take_over()],
+            "parameters": [dry_run(), follow(), lease(), manager(), take_over()],
             "requestBody": body,
             "responses": answers(&[("200", answer("Done.", &reference("Results")))], &["400", "404", "409", "422", "507"]),
         }}),

@@ -3,7 +3,7 @@ use super::caller::Caller;
 use super::failure::Failure;
 use super::link::Link;
 use super::permission::FOLLOW;
-use super::plane::{BeginWatch, ChangeObjects, Done, GetObject, NotDone, Page, PageObjects};
+use super::plane::{BeginWatch, ChangeObjects, Done, GetObject, NotDone, Page, PageObjects, ReadLease};
 use super::query::{Named, flag, parameters};
 use super::users::Place;
 use super::watch::{Filter, History, Listed, Reader, WatchBody, added};
@@ -16,7 +16,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
 use freeflow_orchestrator::objects::{API_VERSION, AnyObject, Cause, Invalid, ObjectKind, parse_object};
-use freeflow_orchestrator::{Command, Revision, Selector, Writer};
+use freeflow_orchestrator::{Command, Reason, Refusal, Revision, Selector, Writer};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
@@ -482,6 +482,20 @@ fn check_list(body: &Value) -> Result<(), Failure> {
     if causes.is_empty() { Ok(()) } else { Err(Failure::invalid(Invalid { causes }, None)) }
 }
 
+/// A follower says which lease it knows this router to have. One that was started without the files of the router
+/// before it has none, and would make vNICs that never end.
+async fn check_lease(server: &Server, query: &BTreeMap<String, String>) -> Result<(), Failure> {
+    let Some(given) = query.get("lease") else { return Ok(()) };
+    let known = match given.as_str() {
+        "none" => None,
+        text => Some(text.parse::<u64>().map_err(|_| Failure::bad_request("lease is a number of seconds, or none"))?),
+    };
+    match server.link.ask(ReadLease {}).await?.after_s {
+        there if there == known => Ok(()),
+        _ => Err(Refusal::new(Reason::Conflict, "the router has another lease than the follower knows of").into()),
+    }
+}
+
 async fn apply(
     State(server): Shared,
     Extension(asking): Extension<Asking>,
@@ -490,9 +504,10 @@ async fn apply(
 ) -> Answer {
     let permit = admitted(&asking).await?;
     let body = body_of(&asking, request).await;
-    let query = parameters(query.as_deref(), &["dryRun", "follow", "manager", "takeOver"])?;
+    let query = parameters(query.as_deref(), &["dryRun", "follow", "lease", "manager", "takeOver"])?;
     let (dry_run, by) = (flag(&query, "dryRun")?, writer_of(&asking, "apply", &query)?);
     let body = body?;
+    check_lease(&server, &query).await?;
     let items = body.get("items").and_then(Value::as_array);
     let items = items.ok_or_else(|| Failure::bad_request("the body is {\"items\": [objects]}"))?;
     check_list(&body)?;

@@ -137,17 +137,21 @@ pub(crate) fn merge_wire(of_shards: Vec<(WireStatus, bool)>) -> (WireStatus, boo
         .collect();
     let mut statuses = statuses.into_iter();
     let Some(mut sum) = statuses.next() else { return Default::default() };
+    let mut places: BTreeMap<_, usize> = sum.hosts.iter().enumerate().map(|(at, host)| (host.address, at)).collect();
     for more in statuses {
         add_named(&mut sum.counters, more.counters);
         add_named(&mut sum.drops, more.drops);
         for host in more.hosts {
             // External hosts have numbers of each shard's own.
-            match sum.hosts.iter_mut().find(|known| known.address == host.address) {
+            match places.get(&host.address).and_then(|at| sum.hosts.get_mut(*at)) {
                 Some(known) => {
                     known.qp_count += host.qp_count;
                     add_named(&mut known.counters, host.counters);
                 }
-                None => sum.hosts.push(host),
+                None => {
+                    places.insert(host.address, sum.hosts.len());
+                    sum.hosts.push(host);
+                }
             }
         }
     }
