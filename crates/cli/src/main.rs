@@ -36,6 +36,7 @@ mod inject;
 mod inject_sysfs;
 mod inject_sysfs_several;
 mod installation;
+mod interruption;
 mod keys;
 mod lab;
 mod lab_build;
