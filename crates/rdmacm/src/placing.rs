@@ -157,7 +157,7 @@ pub(crate) fn bind_placed(id: &Id, wanted: CmAddress) -> Outcome<CmAddress> {
     }
 }
 
-/// Who listens without having been bound listens at any port.
+/// A listener that was not bound listens at any port.
 pub(crate) fn bind_listener(id: &Id) -> Outcome<()> {
     let is_unbound = {
         let state = id.state();

@@ -27,7 +27,8 @@ fn name_before(text: &str) -> &str {
     trimmed.get(begin..).unwrap_or("")
 }
 
-/// Whether a line names a secret whose value stands in another place of it, or in the next one: `"name": "DB_PASSWORD"`.
+/// Whether a line names a secret (`"name": "DB_PASSWORD"`) whose value stands in another place of it, or in the next
+/// one.
 fn names_secret(text: &str) -> bool {
     let mut words = text.split([':', '=', ',', '{', '}']).map(|part| part.trim().trim_matches(['"', '\'']));
     let mut is_name = false;
