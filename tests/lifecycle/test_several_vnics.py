@@ -163,8 +163,9 @@ def test_rdma_cm_binds_by_address(runtime):
 
 def test_any_port_is_one_that_is_free_at_all_vnics(runtime):
     with Container(runtime, "red", "blue") as container:
+        # Before it the library may complain of the folder of a third vNIC, which another container has left in the root.
         output = container.exec("cm_ports", container.addresses[1])
-        need(output == "ok\n", output)
+        need(output.splitlines()[-1] == "ok", output)
 
 
 def ping(client, address):
@@ -211,7 +212,8 @@ def test_freeflow_run(runtime):
         need(names == [f"two ({id})" for id in ids], names)
         refused = host.freeflow("describe", "vnic", "two", codes=(1, 4))
         need(all(id in refused for id in ids), refused)
-        need([host.freeflow("describe", "vnic", id).count("two") for id in ids] == [1, 1], "described by its id")
+        for id in ids:
+            need(re.search(r"Title: +two\n", host.freeflow("describe", "vnic", id)), "not described by its id")
         need(len(runtime.vnics()) == 2, runtime.vnics())
     finally:
         host.freeflow("rm", "-f", "two")
