@@ -46,6 +46,8 @@ esac
 [ -n "$root" ] || [ "$(id -u)" = 0 ] || fail "this needs root, or DESTDIR"
 list=$prefix/lib/freeflow/installed-files
 unit_directory=/etc/systemd/system
+# The runtime was put into Docker's settings, once.
+mark=/var/lib/freeflow/docker-registered
 is_booted_by_systemd() { [ -z "$root" ] && [ "$systemd" != no ] && [ -d /run/systemd/system ]; }
 
 # A program that runs keeps its file.
@@ -143,6 +145,11 @@ install_all() {
     done
     trap - EXIT
     rm -rf "$work"
+    if [ -z "$root" ] && command -v dockerd >/dev/null && [ ! -e "$mark" ]; then
+        mkdir -p -m 0700 /var/lib/freeflow
+        # A file that is no JSON stays as it is, and says so.
+        "$prefix/bin/freeflow" docker register --mark "$mark" || true
+    fi
     if is_booted_by_systemd; then
         systemctl daemon-reload
         ! systemctl --quiet is-active freeflow.service || systemctl restart freeflow.service
@@ -166,6 +173,9 @@ uninstall_all() {
     if [ -z "$root" ] && [ -d /run/freeflow-hosts ] && [ -x "$prefix/bin/freeflow" ] &&
         [ -x "$prefix/lib/freeflow/freeflow-router" ]; then
         "$prefix/bin/freeflow" down --all --force || fail "a host is up that can't be taken down; nothing was removed"
+    fi
+    if [ -z "$root" ] && [ -e "$mark" ] && [ -x "$prefix/bin/freeflow" ]; then
+        "$prefix/bin/freeflow" docker unregister --mark "$mark" || true
     fi
     echo "$files" | while read -r file; do
         rm -f "$root$file" "$root$file.new"

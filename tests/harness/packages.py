@@ -9,6 +9,8 @@ SCRIPT = settings.ROOT / "scripts" / "package"
 VERSION = re.search(r'^version = "(.*)"$', (settings.ROOT / "Cargo.toml").read_text(), re.MULTILINE)[1]
 NEXT = f"{VERSION}+next"
 MACHINE = "x86_64"
+# Those of a host.
+NAMES = ("freeflow", "freeflow-libs")
 LIBRARIES = ("libibverbs.so.1", "librdmacm.so.1", "rsocket/librspreload.so")
 
 # `freeflow up`, a container, a dead router, `up` again, `down`. Containers see their device, and find the library.
@@ -41,5 +43,5 @@ def make(output, *kinds, version=VERSION, options=(), seconds=300, dist=None):
     return {path.name: path for path in output.iterdir()}
 
 
-def deb_names(version=VERSION, names=("freeflow", "freeflow-libs")):
+def deb_names(version=VERSION, names=NAMES):
     return [f"{name}_{version}-1_amd64.deb" for name in names]

@@ -36,12 +36,12 @@ class Podman:
 
 
 @contextlib.contextmanager
-def on_own_host():
+def on_own_host(kind=Host):
     """A host that writes its CDI devices into a folder of its own, and podman on it."""
     require_commands("podman", "runc")
     cdi = tempfile.mkdtemp(prefix="freeflow-test-cdi.")
     try:
-        with Host("--cdi-dir", cdi) as host:
+        with kind("--cdi-dir", cdi) as host:
             shutil.copytree(cdi, host.directory / "cdi")
             podman = Podman(host)
             try:

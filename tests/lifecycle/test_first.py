@@ -171,6 +171,18 @@ def test_a_report_has_no_secrets(host, tmp_path):
         container.remove()
 
 
+@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_no_half_report(host, tmp_path, which):
+    process = subprocess.Popen(host.command("bugreport", "-o", tmp_path / "report.tar"), stdout=subprocess.PIPE,
+                               stderr=subprocess.STDOUT, text=True)
+    while not list(tmp_path.iterdir()):
+        need(process.poll() is None, "it ended without a report")
+    process.send_signal(which)
+    output, _ = process.communicate(timeout=60)
+    need(process.returncode == 130 and "interrupted" in output, f"{process.returncode}: {output}")
+    need(list(tmp_path.iterdir()) == [], list(tmp_path.iterdir()))
+
+
 def test_a_report_of_a_dead_router_and_of_hostile_files(tmp_path):
     with harness.Host() as host:
         kill_router(host)

@@ -27,7 +27,7 @@ def runtime():
     with harness.Host() as host:
         declare(host, "red", "10.50.0.0/24")
         declare(host, "blue", "10.60.0.0/24")
-        runtime = Runtime(host, PROGRAMS)
+        runtime = Runtime(host, (*PROGRAMS, harness.program("cm_ports")))
         try:
             yield runtime
         finally:
@@ -95,6 +95,26 @@ def test_each_is_a_device_of_its_own(runtime):
     need(runtime.vnics() == [], "a vNIC is still there")
 
 
+def check_names(container):
+    for number in range(len(container.addresses)):
+        directory = f"/sys/class/infiniband/freeflow{number}"
+        need(container.exec("cat", f"{directory}/uevent") == f"NAME=freeflow{number}\n", "uevent")
+        need(container.exec("cat", f"{directory}/node_desc").strip().endswith(f" freeflow{number}"), "node_desc")
+        need(f"uverbs{number}\n" in container.exec("cat", f"/sys/class/infiniband_verbs/uverbs{number}/uevent"), "uevent")
+
+
+def test_each_is_called_by_its_number_also_after_the_router_s_death(runtime):
+    with Container(runtime, "red", "blue", "red") as container:
+        check_names(container)
+        harness.host.kill_router(runtime.host)
+        runtime.host.up()
+        check_names(container)
+        state = container.exec("cat", "/sys/class/infiniband/freeflow2/ports/1/state")
+        need(state == "4: ACTIVE\n", state)
+        refused = container.exec("sh", "-c", "echo x > /sys/class/infiniband/freeflow1/uevent", codes=(1, 2))
+        need("Read-only" in refused, refused)
+
+
 def test_two_in_the_same_network(runtime):
     with Container(runtime, "red", "red") as container:
         one, other = container.addresses
@@ -141,6 +161,13 @@ def test_rdma_cm_binds_by_address(runtime):
         need(server.wait(SECONDS) == 0, server.output())
 
 
+def test_any_port_is_one_that_is_free_at_all_vnics(runtime):
+    with Container(runtime, "red", "blue") as container:
+        # Nothing before it, of the folder of a third vNIC that another container has left in the root.
+        output = container.exec("cm_ports", container.addresses[1])
+        need(output == "ok\n", output)
+
+
 def ping(client, address):
     """Until the server listens it is refused."""
     for _ in range(100):
@@ -179,6 +206,14 @@ def test_freeflow_run(runtime):
     try:
         shown = [one for one in json.loads(host.freeflow("ps", "-o", "json")) if one["name"] == "two"]
         need([one["network"] for one in shown] == ["red", "blue"], shown)
+        # Each by a name that describes it.
+        ids = sorted(one["id"] for one in shown)
+        names = [line.split("  ")[0] for line in host.freeflow("top", "--once").splitlines()[1:]]
+        need(names == [f"two ({id})" for id in ids], names)
+        refused = host.freeflow("describe", "vnic", "two", codes=(1, 4))
+        need(all(id in refused for id in ids), refused)
+        for id in ids:
+            need(re.search(r"Title: +two\n", host.freeflow("describe", "vnic", id)), "not described by its id")
         need(len(runtime.vnics()) == 2, runtime.vnics())
     finally:
         host.freeflow("rm", "-f", "two")

@@ -18,7 +18,7 @@ from harness.podman import LIMITS
 from harness.roots import NEWEST, SUITES, Root
 
 DROP_IN_LIBC = 2.17
-NAMES = ("freeflow", "freeflow-libs", "freeflow-dbg")
+NAMES = (*packages.NAMES, "freeflow-kubernetes", "freeflow-dbg")
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def section(path, name):
 def test_symbols_are_apart_and_linked(made, tmp_path):
     for name in deb_names(names=NAMES):
         harness.run(["dpkg-deb", "--extract", made[name], tmp_path])
-    programs = ["usr/bin/freeflow", "usr/lib/freeflow/freeflow-router",
+    programs = ["usr/bin/freeflow", "usr/bin/freeflow-kubernetes", "usr/lib/freeflow/freeflow-router",
                 *(f"usr/lib/freeflow/{name}" for name in packages.LIBRARIES)]
     for name in programs:
         program, symbols = tmp_path / name, tmp_path / "usr/lib/debug" / f"{name}.debug"

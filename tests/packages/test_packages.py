@@ -4,7 +4,9 @@ The cases go in this order, in one root: what one leaves, the next one finds. On
 image, other releases and lintian are in test_formats.py, systemd itself is in test_systemd.py (`make test-packages`).
 """
 
+import json
 import re
+import shlex
 
 import pytest
 
@@ -40,7 +42,7 @@ def install(root, made, version):
 
 def test_owners_and_modes(made):
     seen = set()
-    for name in deb_names():
+    for name in deb_names(names=(*packages.NAMES, "freeflow-kubernetes")):
         for line in harness.run(["dpkg-deb", "--contents", made[name]]).splitlines():
             mode, owner, _, _, _, path = line.split(None, 5)
             path, _, target = path.partition(" -> ")
@@ -49,7 +51,7 @@ def test_owners_and_modes(made):
             if mode.startswith("l"):
                 need(LINKS.get(path.removeprefix(".")) == target, line)
                 continue
-            wanted = "drwxr-xr-x" if path.endswith("/") else "-rwxr-xr-x" if re.search(r"/freeflow(-router)?$", path) and (
+            wanted = "drwxr-xr-x" if path.endswith("/") else "-rwxr-xr-x" if re.search(r"/freeflow(-router|-kubernetes)?$", path) and (
                 "/bin/" in path or "/lib/freeflow/" in path) else "-rw-r--r--"
             need(mode == wanted, f"{line}: not {wanted}")
     for path in (*LINKS, "/usr/bin/freeflow", "/usr/lib/freeflow/freeflow-router", "/usr/lib/systemd/system/freeflow.service",
@@ -87,6 +89,65 @@ def test_deb_is_upgraded(root, made):
     code = root.run("dpkg", "--install", *root.take(made[deb_names(VERSION, ["freeflow"])[0]]), codes=(0, 1))
     need("depends on freeflow-libs" in code, code)
     install(root, made, NEXT)
+
+
+SETTINGS = '{"log-driver": "journald", "unknown": [1, 2]}'
+
+
+def daemon(root, text=None):
+    """Docker's settings and a program of its name. What there is, without a text."""
+    file = root.file("/etc/docker/daemon.json")
+    if text is None:
+        return file.read_text() if file.exists() else None
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(text)
+    program = root.file("/usr/bin/dockerd")
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    return text
+
+
+def test_docker_gets_its_runtime_once_and_loses_it(root, made):
+    deb = root.take(made[deb_names(NEXT, ["freeflow"])[0]])
+
+    def install_again():
+        # With /proc, by which the command finds itself.
+        return root.script(f"dpkg --install {deb[0]} 2>&1")
+
+    need(daemon(root) is None, "settings were made for a Docker that is not there")
+    daemon(root, "{broken")
+    printed = install_again()
+    need(daemon(root) == "{broken" and "it is no JSON" in printed, f"{daemon(root)}: {printed}")
+    daemon(root, SETTINGS)
+    # As where Docker is installed later.
+    root.script("dpkg-trigger --by-package=base-files /usr/bin/dockerd\ndpkg --triggers-only --pending")
+    settings = json.loads(daemon(root))
+    need(settings["runtimes"] == {"freeflow": {"path": "/usr/bin/freeflow-runtime"}}, settings)
+    need({**json.loads(SETTINGS), "runtimes": settings["runtimes"]} == settings, "other keys have changed")
+    registered = daemon(root)
+    # The operator has taken it out.
+    daemon(root, SETTINGS)
+    install_again()
+    need(daemon(root) == SETTINGS, "it was registered again")
+    daemon(root, registered)
+    root.script("dpkg --remove freeflow")
+    need(daemon(root) == SETTINGS, f"left: {daemon(root)}")
+    for name in ("/etc/docker/daemon.json", "/usr/bin/dockerd"):
+        root.file(name).unlink()
+    root.file("/etc/docker").rmdir()
+    install_again()
+
+
+def test_deb_of_kubernetes_stands_alone(root, made):
+    root.run("dpkg", "--install", *root.take(made[deb_names(NEXT, ["freeflow-kubernetes"])[0]]))
+    need(NEXT.split("+")[0] in root.run("freeflow-kubernetes", "--version"), "another version")
+    need("CustomResourceDefinition" in root.run("freeflow-kubernetes", "crds"), "no definitions")
+    for name in ("share/man/man1/freeflow-kubernetes.1.gz", "share/man/man1/freeflow-kubernetes-node.1.gz",
+                 "share/freeflow/kubernetes/chart/Chart.yaml", "share/freeflow/kubernetes/freeflow.yaml"):
+        need(root.file(f"/usr/{name}").is_file(), f"{name} is missing")
+    root.run("dpkg", "--purge", "freeflow-kubernetes")
+    left = [name for name in root.names() if "kubernetes" in name]
+    need(not left, f"left: {left}")
 
 
 def test_deb_is_removed_with_a_host_that_is_up_and_leaves_state(root):
@@ -176,6 +237,17 @@ def test_unit_is_known_to_systemd_and_confined(root, made, tmp_path):
     printed = harness.run(["systemd-analyze", "verify", "--man=no", unit], codes=(0, 1))
     need("freeflow" not in printed, printed)
     harness.run(["systemd-analyze", "security", "--offline=true", f"--threshold={EXPOSURE_TENTHS_MAX}", unit])
+
+
+def test_completions_know_names(root):
+    """Of bash, by the command itself; of a host that is down they are none, and that is no error."""
+    words = ("source /usr/share/bash-completion/completions/freeflow; complete -p freeflow; COMP_WORDS=({0}); "
+             "COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); _freeflow_names freeflow \"${{COMP_WORDS[-1]}}\" \"${{COMP_WORDS[-2]}}\"; "
+             "printf '%s\\n' \"${{COMPREPLY[@]}}\"")
+    lines = "".join(f"bash -c {shlex.quote(words.format(typed))}\n" for typed in ("freeflow logs we", "freeflow run --network def"))
+    printed = root.script(f"{lines}freeflow up >/dev/null\nfreeflow run --name web -d -- sleep 600\n{lines}freeflow down --force\n")
+    need("-F _freeflow_names" in printed, printed)
+    need([line for line in printed.splitlines() if line in ("web", "default")][-2:] == ["web", "default"], printed)
 
 
 def test_completions_know_the_commands(root):

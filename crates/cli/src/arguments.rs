@@ -143,6 +143,9 @@ pub enum Command {
     Bugreport(BugReport),
     /// Start containers with a vNIC for an engine without CDI: an OCI runtime in front of runc or crun
     Runtime(Runtime),
+    /// Register FreeFlow's OCI runtime with Docker, for versions before 25
+    #[command(subcommand)]
+    Docker(Docker),
     /// Give pods vNICs: a CNI plugin
     ///
     /// Container runtimes call it freeflow-cni, a link to freeflow, with their request in the environment and the
@@ -156,6 +159,12 @@ pub enum Command {
     /// Write man pages and shell completions into a directory
     #[command(hide = true)]
     Generate { directory: PathBuf },
+    /// Names that may stand at the end of a command line, for shells
+    #[command(hide = true)]
+    Complete {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        words: Vec<OsString>,
+    },
 }
 
 #[derive(Clone, Debug, Default, Args)]
@@ -704,6 +713,24 @@ pub struct Runtime {
     /// The runtime's own command line
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "RUNC")]
     pub words: Vec<OsString>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Docker {
+    /// Add the runtime `freeflow` to Docker's settings
+    Register(DockerSettings),
+    /// Remove it from there
+    Unregister(DockerSettings),
+}
+
+#[derive(Debug, Args)]
+pub struct DockerSettings {
+    /// Docker's settings
+    #[arg(long, value_name = "FILE", default_value = "/etc/docker/daemon.json")]
+    pub file: PathBuf,
+    /// For packages: register once, which this file notes, and unregister only then
+    #[arg(long, value_name = "FILE", hide = true)]
+    pub mark: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

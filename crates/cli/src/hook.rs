@@ -254,8 +254,6 @@ fn attach(
     container: &EngineContainer,
     name: &str,
 ) -> Result<VnicStatus> {
-    // Names those there are, if there is no such network.
-    admin.network(network)?;
     let number = container.vnics.len();
     let labels = || {
         let mut labels = vec![
@@ -272,7 +270,10 @@ fn attach(
     {
         return Ok(vnic);
     }
-    admin.attach(&id, name, network, None, labels())
+    admin.attach(&id, name, network, None, labels()).map_err(|failure| {
+        // Names those there are, if there is no such network.
+        admin.network(network).err().unwrap_or(failure)
+    })
 }
 
 fn hold(run_dir: &RunDir, admin: &mut Admin, name: &str, state: &State, process: Process) -> Result<VnicStatus> {

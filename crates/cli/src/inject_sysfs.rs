@@ -162,13 +162,13 @@ fn own_classes(original: &OwnedFd) -> rustix::io::Result<Vec<(String, OwnedFd)>>
     Ok(classes)
 }
 
-/// With what is mounted below: an engine may have covered some of it.
-fn copy(directory: BorrowedFd<'_>, name: &str) -> rustix::io::Result<OwnedFd> {
+/// A detached copy, with what is mounted below: an engine may have covered some of it.
+pub fn copy(directory: BorrowedFd<'_>, name: impl AsRef<Path>) -> rustix::io::Result<OwnedFd> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE
         | OpenTreeFlags::OPEN_TREE_CLOEXEC
         | OpenTreeFlags::AT_RECURSIVE
         | OpenTreeFlags::AT_SYMLINK_NOFOLLOW;
-    open_tree(directory, name, flags)
+    open_tree(directory, name.as_ref(), flags)
 }
 
 /// An empty, detached tmpfs with room for so many directories and files.

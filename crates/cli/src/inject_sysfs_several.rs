@@ -2,15 +2,16 @@
 //! vNIC's own; here they get their numbers: the second one's device is `.freeflow1`, with `infiniband/freeflow1`, which
 //! is the router's live directory, and `infiniband_verbs/uverbs1`.
 //!
-//! Its file `uevent` alone names it `freeflow0`.
+//! The files of that directory with the device's name in them are covered with files that have its name here.
 
 use crate::failure::{Context, Result};
 use crate::inject::mount_onto;
-use crate::inject_sysfs::{DIRECTORY, data_mount, make_interfaces};
+use crate::inject_sysfs::{DIRECTORY, copy, data_mount, make_interfaces};
+use crate::sys;
 use rustix::fs::{Mode, OFlags, mkdirat, openat, symlinkat};
 use std::fs::{self, File};
 use std::io::Write;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 const VERBS_CLASS: &str = "infiniband";
@@ -23,6 +24,10 @@ const NET: &str = "net";
 /// Files of a device and of its character device, which do not change.
 const DEVICE_FILES: [&str; 6] = ["vendor", "device", "numa_node", "local_cpus", "local_cpulist", "uevent"];
 const CHARACTER_FILES: [&str; 2] = ["abi_version", "dev"];
+/// Files of a verbs device with its name in them, which do not change either.
+const NAME_FILES: [&str; 2] = ["uevent", "node_desc"];
+/// Keeps these of a device in the cover, until they lie over the router's.
+const NAMES: &str = ".names";
 /// Files, directories and links of one device, at most.
 const FILE_COUNT_MAX: usize = 32;
 
@@ -32,6 +37,8 @@ pub struct SeveralDevices {
     files: Vec<(PathBuf, Vec<u8>)>,
     links: Vec<(PathBuf, PathBuf)>,
     mounts: Vec<(PathBuf, OwnedFd)>,
+    /// Files of the cover that are mounted elsewhere in it as well, after all else.
+    names: Vec<(PathBuf, PathBuf)>,
 }
 
 /// The device's directory in the cover.
@@ -53,6 +60,7 @@ impl SeveralDevices {
             files: vec![(version.clone(), read(&first.join(version))?)],
             links: Vec::new(),
             mounts: Vec::new(),
+            names: Vec::new(),
         };
         for (number, vnic) in vnics.iter().enumerate() {
             let device = device_directory(number);
@@ -87,12 +95,25 @@ impl SeveralDevices {
         self.files.push((character.join("uevent"), uevent.into_bytes()));
         self.links.push((character.join("device"), "../..".into()));
         self.links.push((character.join("subsystem"), Path::new("../../..").join(CHARACTER_CLASS)));
+        self.add_names(number, &tree.join(VERBS_DEVICE), (&device, &verbs))?;
         self.mounts.push((verbs, data_mount(&tree.join(VERBS_DEVICE))?));
         let net = tree.join(NET);
         // The interface may come later.
         make_interfaces(&net).context(net.display())?;
         self.directories.push(device.join(NET));
         self.mounts.push((device.join(NET), data_mount(&net)?));
+        Ok(())
+    }
+
+    fn add_names(&mut self, number: usize, from: &Path, (device, verbs): (&Path, &Path)) -> Result<()> {
+        let names = device.join(NAMES);
+        self.directories.push(names.clone());
+        for name in NAME_FILES {
+            let text = String::from_utf8_lossy(&read(&from.join(name))?).into_owned();
+            let named = text.replace("freeflow0", &format!("freeflow{number}"));
+            self.files.push((names.join(name), named.into_bytes()));
+            self.names.push((names.join(name), verbs.join(name)));
+        }
         Ok(())
     }
 
@@ -121,6 +142,13 @@ impl SeveralDevices {
             let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let target = openat(cover, path, flags, Mode::empty()).context(path.display())?;
             mount_onto(mount, &target).context(path.display())?;
+        }
+        for (file, path) in &self.names {
+            let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let source = copy(cover.as_fd(), file).context(file.display())?;
+            sys::protect_data_mount(source.as_fd()).context(file.display())?;
+            let target = openat(cover, path, flags, Mode::empty()).context(path.display())?;
+            mount_onto(&source, &target).context(path.display())?;
         }
         Ok(())
     }

@@ -17,10 +17,12 @@ mod cgroup;
 mod cluster;
 mod cm;
 mod cni;
+mod complete;
 mod connectivity;
 mod container_names;
 mod container_owner;
 mod control;
+mod docker;
 mod doctor;
 mod engine_container;
 mod exec;
@@ -36,6 +38,7 @@ mod inject;
 mod inject_sysfs;
 mod inject_sysfs_several;
 mod installation;
+mod interruption;
 mod keys;
 mod lab;
 mod lab_build;
@@ -143,6 +146,7 @@ fn dispatch(arguments: Arguments) -> Result<i32> {
         Command::Bugreport(arguments) => bug_report::bug_report(&run_dir, &arguments)?,
         Command::Version => show::version(&run_dir),
         Command::Generate { directory } => generate::generate(&directory)?,
+        Command::Complete { words } => complete::complete(&run_dir, &words),
         Command::Apply(_)
         | Command::Get(_)
         | Command::Describe(_)
@@ -152,6 +156,7 @@ fn dispatch(arguments: Arguments) -> Result<i32> {
             unreachable!("these were dispatched before")
         }
         Command::Runtime(arguments) => runtime::runtime(&run_dir, &arguments)?,
+        Command::Docker(action) => docker::docker(&action)?,
         Command::Cni => return Ok(cni::cni(&run_dir)),
         Command::Hook(hook) => {
             let new = Wanted::Network(&hook.network, &hook.labels);
@@ -169,7 +174,7 @@ fn dispatch(arguments: Arguments) -> Result<i32> {
 fn needs_nothing(command: &Command) -> bool {
     match command {
         Command::Doctor { .. } | Command::Version | Command::Runtime(_) | Command::Generate { .. } => true,
-        Command::Cni => true,
+        Command::Cni | Command::Docker(_) | Command::Complete { .. } => true,
         Command::Peers(Peers::Key { .. }) | Command::Move(_) | Command::Host(_) => true,
         Command::Test(TestAction::End(_)) => true,
         Command::Ps { hosts, .. } => hosts.all_hosts,

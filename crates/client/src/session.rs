@@ -159,12 +159,21 @@ fn asked_path() -> Option<PathBuf> {
     std::env::var_os(SOCKET_VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
+/// Whether a vNIC is mounted there. An empty folder is one that an image has kept of another container; who may not
+/// read a folder may still use its vNIC.
+fn has_vnic(directory: &Path) -> bool {
+    match std::fs::read_dir(directory) {
+        Ok(mut entries) => entries.next().is_some(),
+        Err(error) => error.kind() == io::ErrorKind::PermissionDenied,
+    }
+}
+
 /// The sockets of all vNICs. Their numbers have no gaps.
 fn socket_paths() -> Vec<PathBuf> {
     if let Some(path) = asked_path() {
         return vec![path];
     }
-    let others = (1..VNIC_COUNT_MAX).map(vnic_directory).take_while(|directory| directory.exists());
+    let others = (1..VNIC_COUNT_MAX).map(vnic_directory).take_while(|directory| has_vnic(directory));
     std::iter::once(vnic_directory(0)).chain(others).map(|directory| directory.join(SOCKET)).collect()
 }
 

@@ -58,17 +58,24 @@ impl Guard {
     /// # Errors
     /// This host needs them, and can't.
     pub fn put(&self, interface: &str) -> Result<bool> {
-        let result = self.try_put(interface);
-        if self.required { result.context(format!("can't guard UDP {ROCE_UDP_PORT}")) } else { Ok(true) }
-    }
-
-    fn try_put(&self, interface: &str) -> Result<bool> {
         let shown = ["filter", "show", "dev", interface, "ingress", "protocol", "ip", "prio", "1"];
         let present = tc(&shown).unwrap_or_default();
         if self.ports.iter().all(|port| present.contains(&format!("match 0000{port:04x}/0000ffff at 0"))) {
             return Ok(false);
         }
-        self.dropping(|action| self.replace(interface, action)).map(|()| true)
+        // With all its filters, if it is there.
+        remove_filters(interface);
+        self.put_on_new(interface).map(|()| true)
+    }
+
+    /// The same on an interface that has just been made. `tc` runs once: starts of containers wait for it.
+    ///
+    /// # Errors
+    /// Those of [`Self::put`].
+    pub fn put_on_new(&self, interface: &str) -> Result<()> {
+        let result = self
+            .dropping(|action| tc_batch(&self.filters(interface, action)).inspect_err(|_| remove_filters(interface)));
+        if self.required { result.context(format!("can't guard UDP {ROCE_UDP_PORT}")) } else { Ok(()) }
     }
 
     /// Puts filters with the action by which this kernel drops packets.
@@ -88,7 +95,7 @@ impl Guard {
     /// It can't be done.
     pub fn seal(&self, bridge: &str) -> Result<()> {
         let sealed = |action: &str| {
-            let _ = tc(&["qdisc", "delete", "dev", bridge, "clsact"]);
+            remove_filters(bridge);
             tc_batch(&format!(
                 "qdisc add dev {bridge} clsact\nfilter add dev {bridge} ingress protocol all prio 1 u32 match u32 0 0 \
                  action {action}\n"
@@ -99,18 +106,17 @@ impl Guard {
 
     /// The device into which packets are redirected where they can't be dropped.
     fn make_sink(&self) -> Result<()> {
-        if !links::exists(&self.sink) {
+        let present = links::find(&self.sink)?;
+        // It is up once it has its queue.
+        if present.as_ref().is_some_and(|sink| sink.is_up) {
+            return Ok(());
+        }
+        if present.is_none() {
             // Somebody else may make it at the same time; whether it is there shows below.
             let _ = links::add_ifb(&self.sink);
         }
         tc(&["qdisc", "replace", "dev", &self.sink, "root", "pfifo", "limit", "0"])?;
         links::change(&self.sink, Change::UP)
-    }
-
-    fn replace(&self, interface: &str, action: &str) -> Result<()> {
-        // With all its filters, if it is there.
-        let _ = tc(&["qdisc", "delete", "dev", interface, "clsact"]);
-        tc_batch(&self.filters(interface, action))
     }
 
     /// Lines for `tc -batch`. Offsets count from the network header.
@@ -162,6 +168,10 @@ pub fn remove_sink(run_dir: &RunDir) {
 pub fn check_abilities() -> Result<()> {
     links::add_veth("ffprobe0", ("ffprobe1", PeerNamespace::Own), None)?;
     Guard { ports: vec![ROCE_UDP_PORT], required: true, sink: "ffprobe2".into() }.put("ffprobe0").map(drop)
+}
+
+fn remove_filters(interface: &str) {
+    let _ = tc(&["qdisc", "delete", "dev", interface, "clsact"]);
 }
 
 fn tc(arguments: &[&str]) -> Result<String> {

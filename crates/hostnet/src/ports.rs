@@ -130,7 +130,7 @@ pub fn plug_into(
     let alias = alias(run_dir, *network, &vnic.id);
     // Guarded before it carries anything.
     let result = links::change(&host, Change { alias: Some(&alias), ..Change::default() })
-        .and_then(|()| Guard::of(run_dir).put(&host).map(drop))
+        .and_then(|()| Guard::of(run_dir).put_on_new(&host))
         .and_then(|()| links::change(&host, Change { bridge: Some(bridge), ..Change::UP }))
         .and_then(|()| in_network(namespace, || configure(vnic, *has_gateway, &inside)));
     if result.is_err() {

@@ -1,6 +1,6 @@
 //! `freeflow-kubernetes`: FreeFlow's parts of a Kubernetes cluster.
 #![forbid(unsafe_code)]
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 use freeflow_kubernetes::api::{ApiError, Client, Configuration};
 use freeflow_kubernetes::controller::{self, Declares, Settings};
 use freeflow_kubernetes::declared::crds;
@@ -46,6 +46,9 @@ enum Command {
     },
     /// Print the definitions of the custom resources, for `kubectl apply -f -`
     Crds,
+    /// Write man pages into a directory
+    #[command(hide = true)]
+    Generate { directory: PathBuf },
 }
 
 #[derive(Args)]
@@ -101,6 +104,10 @@ fn dispatch(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
             log::line(&format!("{}: {count} files were copied", to.display()));
             return Ok(());
         }
+        Command::Generate { directory } => {
+            clap_mangen::generate_to(Arguments::command(), directory)?;
+            return Ok(());
+        }
         Command::Check | Command::Node(_) | Command::Controller(_) => {}
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -111,7 +118,7 @@ fn dispatch(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
             Command::Check => check(&client).await?,
             Command::Node(options) => node::run(options, client).await?,
             Command::Controller(arguments) => controller::run(&client, &arguments.settings(&configuration)).await?,
-            Command::Crds | Command::Install { .. } => {}
+            Command::Crds | Command::Install { .. } | Command::Generate { .. } => {}
         }
         Ok(())
     })

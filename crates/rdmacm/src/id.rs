@@ -46,6 +46,8 @@ pub(crate) struct State {
     pub channel: Arc<EventChannel>,
     /// Of a listener at a wildcard address: those at the other vNICs of the container.
     pub others: Vec<Home>,
+    /// Of one that is bound to any port at a wildcard address: those at the other vNICs, where the port is its own too.
+    pub reserved: Vec<Home>,
     /// Options that were set.
     pub options: Vec<CmOption>,
     /// The address that it was bound to by name.
@@ -120,6 +122,7 @@ impl Id {
         let state = State {
             channel: channel.clone(),
             others: Vec::new(),
+            reserved: Vec::new(),
             options: Vec::new(),
             bound: None,
             is_synchronous: false,
@@ -192,7 +195,10 @@ impl Id {
 
     /// All places where the router has it.
     pub fn homes(&self) -> Vec<Home> {
-        let others = self.state().others.clone();
+        let others: Vec<Home> = {
+            let state = self.state();
+            state.others.iter().chain(&state.reserved).cloned().collect()
+        };
         std::iter::once(self.home()).chain(others).collect()
     }
 

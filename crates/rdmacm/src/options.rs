@@ -56,7 +56,10 @@ pub unsafe extern "C" fn rdma_set_option(
         unsafe {
             let id = Id::from_c(id)?;
             let option = option(level, name, value, bytes)?;
-            command(id.context()?, CmRequest::SetOption { id: id.handle(), option })?;
+            id.context()?;
+            for home in id.homes() {
+                command(home.device.context(), CmRequest::SetOption { id: home.handle, option })?;
+            }
             let options = &mut id.state().options;
             options.retain(|known| mem::discriminant(known) != mem::discriminant(&option));
             options.push(option);

@@ -3,6 +3,7 @@
 use crate::address::is_any;
 use crate::boundary::Outcome;
 use crate::call::{bound, command, destroy_id};
+use crate::channel::EventChannel;
 use crate::device::Device;
 use crate::id::{Home, Id};
 use crate::lifecycle::{create_at, port_space};
@@ -11,11 +12,14 @@ use crate::process::Process;
 use freeflow_abi::qp_type_from_c;
 use freeflow_protocol::cm::{CmAddress, CmRequest};
 use freeflow_verbs::Gid;
-use std::net::{IpAddr, Ipv6Addr, UdpSocket};
+use std::mem;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::sync::Arc;
 
 /// Of a socket that sends nothing.
 const ANY_PORT: u16 = 9;
+/// Of ports that are free at one vNIC, so many are tried until one is free at all of them.
+const PORT_TRIES_MAX: u32 = 64;
 
 fn device_with(address: Gid) -> Option<Arc<Device>> {
     Process::devices().ok()?.into_iter().find(|device| device.has(address))
@@ -65,6 +69,7 @@ fn is_placed(id: &Id) -> bool {
 
 /// Moves an identifier that is nowhere yet to a device.
 fn place(id: &Id, device: Arc<Device>) -> Outcome<()> {
+    release(id);
     if Arc::ptr_eq(&id.home().device, &device) {
         return Ok(());
     }
@@ -117,31 +122,91 @@ pub(crate) fn listen_no_more(id: &Id) {
     }
 }
 
+/// The port is no more its own at other vNICs.
+fn release(id: &Id) {
+    let reserved = mem::take(&mut id.state().reserved);
+    reserved.iter().for_each(undo);
+}
+
+/// Binds an identifier at its device. One that wants any port at a wildcard address gets one that is free at all vNICs,
+/// and has it there.
+pub(crate) fn bind_placed(id: &Id, wanted: CmAddress) -> Outcome<CmAddress> {
+    let channel = id.state().channel.clone();
+    let is_everywhere = channel.is_joint() && wanted.port == 0 && is_any(wanted.gid);
+    let mut tries = 0;
+    loop {
+        // SAFETY: the identifier's device is there.
+        let local = unsafe { bound(id.context()?, CmRequest::Bind { id: id.handle(), address: wanted })? };
+        let address = CmAddress { port: local.port, ..wanted };
+        let reserved = if is_everywhere { reserve_at_others(id, &channel, address) } else { Ok(Vec::new()) };
+        let error = match reserved {
+            Ok(reserved) => {
+                let mut state = id.state();
+                (state.bound, state.reserved) = (Some(address), reserved);
+                return Ok(local);
+            }
+            Err(error) => error,
+        };
+        // The router knows no unbinding.
+        let home = repeat_at(id, &*channel.pipe_of(&id.home().device)?)?;
+        undo(&id.set_home(home));
+        tries += 1;
+        if !matches!(error, libc::EADDRINUSE | libc::EADDRNOTAVAIL) || tries == PORT_TRIES_MAX {
+            return Err(error);
+        }
+    }
+}
+
+/// A listener that was not bound listens at any port.
+pub(crate) fn bind_listener(id: &Id) -> Outcome<()> {
+    let is_unbound = {
+        let state = id.state();
+        state.channel.is_joint() && state.bound.is_none() && state.device.is_none()
+    };
+    let any = CmAddress { gid: Gid::from_ip(Ipv4Addr::UNSPECIFIED.into()), port: 0 };
+    if is_unbound { bind_placed(id, any).map(drop) } else { Ok(()) }
+}
+
+fn reserve_at_others(id: &Id, channel: &EventChannel, address: CmAddress) -> Outcome<Vec<Home>> {
+    let own = id.home().device;
+    let mut reserved = Vec::new();
+    for device in Process::devices()?.into_iter().filter(|device| !Arc::ptr_eq(device, &own)) {
+        match reserve_at(id, channel, &device, address) {
+            Ok(home) => reserved.push(home),
+            Err(error) => {
+                reserved.iter().for_each(undo);
+                return Err(error);
+            }
+        }
+    }
+    Ok(reserved)
+}
+
+/// Makes the identifier at another device as well, bound to this address.
+fn reserve_at(id: &Id, channel: &EventChannel, device: &Arc<Device>, address: CmAddress) -> Outcome<Home> {
+    let home = repeat_at(id, &*channel.pipe_of(device)?)?;
+    let bind = CmRequest::Bind { id: home.handle, address };
+    // SAFETY: the device is there.
+    unsafe { bound(home.device.context(), bind) }.inspect_err(|_| undo(&home))?;
+    Ok(home)
+}
+
 /// A listener at a wildcard address listens at all vNICs, at the same port.
 pub(crate) fn listen_at_others(id: &Id, local: CmAddress, backlog: u32) -> Outcome<()> {
     let channel = id.state().channel.clone();
     if !channel.is_joint() || !is_any(local.gid) {
         return Ok(());
     }
-    let own = id.home().device;
-    let mut others: Vec<Home> = Vec::new();
-    for device in Process::devices()?.into_iter().filter(|device| !Arc::ptr_eq(device, &own)) {
-        let listening = channel.pipe_of(&device).and_then(|pipe| repeat_at(id, &pipe)).and_then(|home| {
-            let bind = CmRequest::Bind { id: home.handle, address: local };
-            let listen = CmRequest::Listen { id: home.handle, backlog };
-            // SAFETY: the device is there.
-            let outcome =
-                unsafe { bound(home.device.context(), bind).and_then(|_| bound(home.device.context(), listen)) };
-            outcome.map(|_| home.clone()).inspect_err(|_| undo(&home))
-        });
-        match listening {
-            Ok(home) => others.push(home),
-            Err(error) => {
-                others.iter().for_each(undo);
-                return Err(error);
-            }
-        }
+    let mut others = mem::take(&mut id.state().reserved);
+    if others.is_empty() {
+        others = reserve_at_others(id, &channel, local)?;
     }
+    let listening = others.iter().try_for_each(|home| {
+        let listen = CmRequest::Listen { id: home.handle, backlog };
+        // SAFETY: the device is there.
+        unsafe { bound(home.device.context(), listen) }.map(drop)
+    });
+    listening.inspect_err(|_| others.iter().for_each(undo))?;
     id.state().others = others;
     Ok(())
 }

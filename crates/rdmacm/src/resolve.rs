@@ -4,11 +4,11 @@ use crate::boundary::{Outcome, status};
 use crate::call::{bound, command};
 use crate::endpoint::complete;
 use crate::id::Id;
-use crate::placing::{listen_at_others, listen_no_more, place_at, place_towards};
+use crate::placing::{bind_listener, bind_placed, listen_at_others, listen_no_more, place_at, place_towards};
 use crate::privilege::check_port;
 use crate::route::note_local;
 use freeflow_abi::{rdma_cm_id, rdma_socket_address};
-use freeflow_protocol::cm::{CmAddress, CmRequest};
+use freeflow_protocol::cm::CmRequest;
 use libc::sockaddr;
 use std::ffi::c_int;
 
@@ -26,11 +26,9 @@ pub(crate) unsafe fn bind(id: &Id, address: *const sockaddr) -> Outcome<()> {
     let (wanted, shown) = unsafe { (from_c(address)?, copied(address)?) };
     check_port(wanted.port)?;
     place_at(id, wanted.gid)?;
-    // SAFETY: the identifier's device is there.
-    let local = unsafe { bound(id.context()?, CmRequest::Bind { id: id.handle(), address: wanted })? };
+    let local = bind_placed(id, wanted)?;
     // SAFETY: the pointer is the identifier's own.
     unsafe { (*id.as_c()).route.addr.src = shown };
-    id.state().bound = Some(CmAddress { port: local.port, ..wanted });
     note_local(id, local);
     Ok(())
 }
@@ -118,6 +116,7 @@ pub unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_i
         // SAFETY: the C contract.
         let id = unsafe { Id::from_c(id)? };
         let backlog = u32::try_from(backlog).unwrap_or(0);
+        bind_listener(id)?;
         // SAFETY: the identifier's device is there.
         let local = unsafe { bound(id.context()?, CmRequest::Listen { id: id.handle(), backlog })? };
         // None listens if one can't.

@@ -1,8 +1,12 @@
-//! A tar archive (POSIX ustar), readable by its owner alone. It is there whole, or not at all.
+//! A tar archive (POSIX ustar), readable by its owner alone. It is there whole, or not at all: until then it is a file
+//! beside it with a name that begins with a dot.
 
 use crate::failure::{Context as _, Failure, Result};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
+use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::{BufWriter, ErrorKind, Write};
+use std::io::{BufWriter, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -12,6 +16,7 @@ const FILE_MODE: u32 = 0o600;
 
 pub struct Archive {
     path: PathBuf,
+    half: PathBuf,
     out: BufWriter<File>,
     modified_s: u64,
     is_whole: bool,
@@ -20,14 +25,16 @@ pub struct Archive {
 impl Archive {
     /// Makes a new file; one that is there, also as a link, is left alone.
     pub fn create(path: &Path, modified_s: u64) -> Result<Self> {
-        let file = File::options().write(true).create_new(true).mode(FILE_MODE).open(path);
-        let file = file.map_err(|error| match error.kind() {
-            ErrorKind::AlreadyExists => {
-                Failure::new(format!("{} is there already; name another file: --output FILE", path.display()))
-            }
-            _ => Failure::new(format!("can't write {}: {error}", path.display())),
-        })?;
-        Ok(Self { path: path.to_owned(), out: BufWriter::new(file), modified_s, is_whole: false })
+        if path.symlink_metadata().is_ok() {
+            return Err(is_there(path));
+        }
+        let mut name = OsString::from(".");
+        name.push(path.file_name().unwrap_or_default());
+        name.push(format!(".{}.new", std::process::id()));
+        let half = path.with_file_name(name);
+        let file = File::options().write(true).create_new(true).mode(FILE_MODE).open(&half);
+        let file = file.map_err(|error| Failure::new(format!("can't write {}: {error}", path.display())))?;
+        Ok(Self { path: path.to_owned(), half, out: BufWriter::new(file), modified_s, is_whole: false })
     }
 
     pub fn add(&mut self, name: &str, content: &[u8]) -> Result<()> {
@@ -44,6 +51,12 @@ impl Archive {
         self.out.write_all(&[0; 2 * BLOCK_BYTES]).context(&what)?;
         self.out.flush().context(&what)?;
         self.out.get_ref().sync_all().context(&what)?;
+        match renameat_with(CWD, &self.half, CWD, &self.path, RenameFlags::NOREPLACE) {
+            // A file system that knows no such flag; the name was free a moment ago.
+            Err(Errno::INVAL) => fs::rename(&self.half, &self.path).context(&what)?,
+            Err(Errno::EXIST) => return Err(is_there(&self.path)),
+            renamed => renamed.context(&what)?,
+        }
         self.is_whole = true;
         Ok(())
     }
@@ -52,9 +65,13 @@ impl Archive {
 impl Drop for Archive {
     fn drop(&mut self) {
         if !self.is_whole {
-            let _ = fs::remove_file(&self.path);
+            let _ = fs::remove_file(&self.half);
         }
     }
+}
+
+fn is_there(path: &Path) -> Failure {
+    Failure::new(format!("{} is there already; name another file: --output FILE", path.display()))
 }
 
 fn header(name: &str, bytes: u64, modified_s: u64) -> Result<[u8; BLOCK_BYTES]> {
@@ -87,18 +104,26 @@ mod tests {
 
     #[test]
     fn an_archive_is_the_owners_and_is_not_left_half() {
-        let path = std::env::temp_dir().join(format!("freeflow-archive-{}.tar", std::process::id()));
-        let _ = fs::remove_file(&path);
+        let directory = std::env::temp_dir().join(format!("freeflow-archive-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&directory);
+        fs::create_dir(&directory).unwrap();
+        let path = directory.join("report.tar");
         let mut archive = Archive::create(&path, 1).unwrap();
-        assert!(Archive::create(&path, 1).is_err(), "a file that is there is left alone");
+        assert!(!path.exists(), "half an archive has the name");
         archive.add("a/b.txt", b"content").unwrap();
         assert!(archive.add(&"x".repeat(101), b"").is_err());
         archive.finish().unwrap();
         let bytes = fs::read(&path).unwrap();
         assert_eq!((bytes.len(), &bytes[512..519]), (4 * BLOCK_BYTES, &b"content"[..]));
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert!(Archive::create(&path, 1).is_err(), "a file that is there is left alone");
         fs::remove_file(&path).unwrap();
         drop(Archive::create(&path, 1).unwrap());
-        assert!(!path.exists());
+        let late = Archive::create(&path, 1).unwrap();
+        std::os::unix::fs::symlink("elsewhere", &path).unwrap();
+        assert!(late.finish().is_err(), "what came meanwhile is left alone, too");
+        fs::remove_file(&path).unwrap();
+        assert_eq!(fs::read_dir(&directory).unwrap().count(), 0);
+        fs::remove_dir(&directory).unwrap();
     }
 }

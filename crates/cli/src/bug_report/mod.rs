@@ -13,6 +13,7 @@ mod sources;
 
 use crate::arguments_test::BugReport;
 use crate::failure::{Context as _, Failure, Result};
+use crate::interruption::Interruption;
 use crate::record::now_s;
 use crate::{cluster, output, router, tools};
 use archive::Archive;
@@ -79,7 +80,10 @@ const RUNTIME_FIELDS: [&str; 5] = ["runtime", "annotation", "environment", "netw
 pub fn bug_report(run_dir: &RunDir, arguments: &BugReport) -> Result<()> {
     let now = now_s();
     let path = arguments.output.clone().unwrap_or_else(|| default_name(run_dir, now));
-    let mut report = Report { archive: Archive::create(&path, now)?, folder: "freeflow-bugreport", lines: Vec::new() };
+    // Before there is a file: a signal leaves nothing of it.
+    let interruption = Interruption::new()?;
+    let mut report =
+        Report { archive: Archive::create(&path, now)?, folder: "freeflow-bugreport", lines: Vec::new(), interruption };
     versions(&mut report)?;
     machine(&mut report)?;
     router_process(run_dir, &mut report)?;
@@ -108,12 +112,18 @@ struct Report {
     archive: Archive,
     folder: &'static str,
     lines: Vec<String>,
+    interruption: Interruption,
 }
 
 impl Report {
     fn store(&mut self, name: &str, content: &[u8]) -> Result<()> {
+        self.check_interruption()?;
         self.lines.push(format!("{name}: {} bytes", content.len()));
         self.archive.add(&format!("{}/{name}", self.folder), content)
+    }
+
+    fn check_interruption(&self) -> Result<()> {
+        self.interruption.check("no report is left")
     }
 
     fn missing(&mut self, name: &str, why: impl std::fmt::Display) {
@@ -126,7 +136,7 @@ impl Report {
             Ok(content) => self.store(name, redaction::text(&String::from_utf8_lossy(&content)).as_bytes()),
             Err(failure) => {
                 self.missing(name, failure);
-                Ok(())
+                self.check_interruption()
             }
         }
     }
@@ -139,7 +149,7 @@ impl Report {
             }
             Err(failure) => {
                 self.missing(name, failure);
-                Ok(())
+                self.check_interruption()
             }
         }
     }
@@ -147,6 +157,7 @@ impl Report {
     fn finish(mut self) -> Result<()> {
         let lines = std::mem::take(&mut self.lines).join("\n") + "\n";
         self.archive.add(&format!("{}/report.txt", self.folder), lines.as_bytes())?;
+        self.check_interruption()?;
         self.archive.finish()
     }
 }
@@ -160,7 +171,8 @@ fn versions(report: &mut Report) -> Result<()> {
     }));
     for engine in ENGINES {
         let Some(path) = find_in(engine, &PROGRAM_DIRECTORIES) else { continue };
-        let said = sources::output(&path, &["--version"], VERSION_TIME);
+        report.check_interruption()?;
+        let said = sources::output(&path, &["--version"], VERSION_TIME, &report.interruption);
         let (text, note) = said.unwrap_or_else(|failure| (failure.to_string().into_bytes(), None));
         let text = String::from_utf8_lossy(&text);
         lines.push(format!("{engine}: {} {}", text.lines().next().unwrap_or(""), note.unwrap_or_default()));
@@ -206,7 +218,7 @@ fn program(report: &mut Report, name: &str, program: &str, words: &[&str]) -> Re
         report.missing(name, format!("{program} is not installed"));
         return Ok(());
     };
-    let printed = sources::output(&path, words, PROGRAM_TIME);
+    let printed = sources::output(&path, words, PROGRAM_TIME, &report.interruption);
     let content = printed.map(|(content, note)| {
         report.lines.extend(note.map(|note| format!("{name}: {note}")));
         content
@@ -236,9 +248,9 @@ fn router_process(run_dir: &RunDir, report: &mut Report) -> Result<()> {
 fn own_commands(run_dir: &RunDir, report: &mut Report) -> Result<()> {
     let own = tools::own_path()?;
     let directory = run_dir.path().to_string_lossy().into_owned();
-    let json = |words: &[&str]| -> Result<Value> {
+    let json = |words: &[&str], interruption: &Interruption| -> Result<Value> {
         let all: Vec<&str> = ["--run-dir", &directory].into_iter().chain(words.iter().copied()).collect();
-        let (printed, note) = sources::output(&own, &all, PROGRAM_TIME)?;
+        let (printed, note) = sources::output(&own, &all, PROGRAM_TIME, interruption)?;
         // Complaints stand in front of it, or behind it.
         let text = String::from_utf8_lossy(&printed);
         let begin = text.find(['{', '[']).unwrap_or(text.len());
@@ -249,17 +261,20 @@ fn own_commands(run_dir: &RunDir, report: &mut Report) -> Result<()> {
         }
     };
     for (name, words) in OWN_COMMANDS {
-        let value = json(words);
+        let value = json(words, &report.interruption);
         let value = if name == "containers.json" { value.map(without_arguments) } else { value };
         report.document(name, value)?;
     }
     for kind in KINDS {
-        report.document(&format!("declared/{kind}.json"), json(&["get", kind, "-o", "json"]))?;
+        let value = json(&["get", kind, "-o", "json"], &report.interruption);
+        report.document(&format!("declared/{kind}.json"), value)?;
     }
     if run_dir.settings().is_some_and(|settings| settings.cluster.is_some()) {
-        report.document("cluster-status.json", json(&["cluster", "status", "-o", "json"]))?;
+        let value = json(&["cluster", "status", "-o", "json"], &report.interruption);
+        report.document("cluster-status.json", value)?;
     }
-    report.text("metrics.txt", sources::metrics(&run_dir.path().join("api.sock"), PROGRAM_TIME))
+    let metrics = sources::metrics(&run_dir.path().join("api.sock"), PROGRAM_TIME, &report.interruption);
+    report.text("metrics.txt", metrics)
 }
 
 /// Of a container's command line the program alone: its arguments may be anybody's.

@@ -4,11 +4,14 @@
 //! have another file read, or have the command wait at a pipe.
 
 use crate::failure::{Context as _, Failure, Result, fail};
+use crate::interruption::Interruption;
 use crate::process::Process;
 use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use rustix::process::Signal;
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -18,6 +21,7 @@ use std::time::{Duration, Instant};
 
 /// The most of one part, bytes.
 pub const PART_BYTES_MAX: u64 = 4 << 20;
+const READ_BYTES: usize = 64 << 10;
 /// How often a running program is looked at.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -51,7 +55,12 @@ pub fn kernel_file(path: &str) -> Result<Vec<u8>> {
 }
 
 /// The output of a program. One that prints too much, or takes too long, is ended, and what there is until then counts.
-pub fn output(program: &Path, words: &[&str], time: Duration) -> Result<(Vec<u8>, Option<String>)> {
+pub fn output(
+    program: &Path,
+    words: &[&str],
+    time: Duration,
+    interruption: &Interruption,
+) -> Result<(Vec<u8>, Option<String>)> {
     let what = || program.display().to_string();
     let memory = memfd_create("freeflow-bugreport", MemfdFlags::CLOEXEC).context("memfd_create")?;
     let mut printed = File::from(memory);
@@ -70,8 +79,14 @@ pub fn output(program: &Path, words: &[&str], time: Duration) -> Result<(Vec<u8>
             break Some(status);
         }
         let length = printed.metadata().map_or(0, |metadata| metadata.len());
-        if length > PART_BYTES_MAX || Instant::now() > deadline {
-            note = Some(if length > PART_BYTES_MAX { "too long" } else { "took too long" }.to_owned());
+        let reason = match () {
+            () if length > PART_BYTES_MAX => Some("too long"),
+            () if Instant::now() > deadline => Some("took too long"),
+            () if interruption.has_come() => Some("interrupted"),
+            () => None,
+        };
+        if let Some(reason) = reason {
+            note = Some(reason.to_owned());
             let _ = Process::of(child.id()).map(|process| process.signal(Signal::KILL));
             break child.wait().ok();
         }
@@ -86,18 +101,39 @@ pub fn output(program: &Path, words: &[&str], time: Duration) -> Result<(Vec<u8>
     Ok((content, note))
 }
 
-/// The router's metrics, by its REST socket.
-pub fn metrics(socket: &Path, time: Duration) -> Result<Vec<u8>> {
-    let mut stream = UnixStream::connect(socket).context(socket.display())?;
-    stream.set_read_timeout(Some(time)).and_then(|()| stream.set_write_timeout(Some(time))).context("a socket")?;
+/// The router's metrics, by its REST socket. All of it takes no longer than `time`, whatever the router does.
+pub fn metrics(socket: &Path, time: Duration, interruption: &Interruption) -> Result<Vec<u8>> {
+    let deadline = Instant::now() + time;
+    let mut stream = connect(socket, time)?;
     stream.write_all(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n").context("the router")?;
-    let mut answer = Vec::new();
-    stream.take(PART_BYTES_MAX).read_to_end(&mut answer).context("the router")?;
+    stream.set_read_timeout(Some(LOOK_INTERVAL)).context("a socket")?;
+    let (mut answer, mut bytes) = (Vec::new(), [0; READ_BYTES]);
+    while answer.len() < PART_BYTES_MAX as usize {
+        match stream.read(&mut bytes) {
+            Ok(0) => break,
+            Ok(count) => answer.extend_from_slice(&bytes[..count]),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error).context("the router"),
+        }
+        if Instant::now() > deadline || interruption.has_come() {
+            fail!("the router does not answer");
+        }
+    }
     let body = answer.windows(4).position(|four| four == b"\r\n\r\n").map(|at| at + 4);
     match body {
         Some(at) if answer.starts_with(b"HTTP/1.") => Ok(answer.split_off(at)),
         _ => Err(Failure::new("the router's answer is none of HTTP")),
     }
+}
+
+/// Bounded also where the router is stopped, and as many as its socket takes wait before it.
+fn connect(socket: &Path, time: Duration) -> Result<UnixStream> {
+    let address = SocketAddrUnix::new(socket).context(socket.display())?;
+    let stream =
+        socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).context("a socket")?;
+    set_socket_timeout(&stream, Timeout::Send, Some(time)).context("a socket")?;
+    rustix::net::connect(&stream, &address).context(socket.display())?;
+    Ok(stream.into())
 }
 
 #[cfg(test)]
@@ -126,15 +162,50 @@ mod tests {
     #[test]
     fn a_program_is_bounded_in_time_and_length() {
         let shell = Path::new("/bin/sh");
+        let none = Interruption::new().unwrap();
         let (content, note) =
-            output(shell, &["-c", "echo out; echo err >&2; exit 3"], Duration::from_secs(10)).unwrap();
+            output(shell, &["-c", "echo out; echo err >&2; exit 3"], Duration::from_secs(10), &none).unwrap();
         assert_eq!(content, b"out\nerr\n");
         assert!(note.unwrap().contains('3'));
         let begin = Instant::now();
-        let (_, note) = output(shell, &["-c", "echo begun; exec sleep 60"], Duration::from_millis(200)).unwrap();
+        let (_, note) = output(shell, &["-c", "echo begun; exec sleep 60"], Duration::from_millis(200), &none).unwrap();
         assert_eq!(note.as_deref(), Some("took too long"));
-        let (content, note) = output(shell, &["-c", "exec yes"], Duration::from_secs(30)).unwrap();
+        let (content, note) = output(shell, &["-c", "exec yes"], Duration::from_secs(30), &none).unwrap();
         assert_eq!((content.len() as u64, note.as_deref()), (PART_BYTES_MAX, Some("too long")));
         assert!(begin.elapsed() < Duration::from_secs(30));
+    }
+
+    #[test]
+    fn a_router_that_is_stopped_is_waited_for_no_longer_than_said() {
+        let none = Interruption::new().unwrap();
+        let directory = std::env::temp_dir().join(format!("freeflow-metrics-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&directory);
+        std::fs::create_dir(&directory).unwrap();
+        let socket = directory.join("api.sock");
+        let time = Duration::from_millis(200);
+        let address = SocketAddrUnix::new(&socket).unwrap();
+        let listener = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        rustix::net::bind(&listener, &address).unwrap();
+        rustix::net::listen(&listener, 0).unwrap();
+        // It is in the queue, and gets no answer.
+        assert!(metrics(&socket, time, &none).unwrap_err().to_string().contains("does not answer"));
+        // The queue is full.
+        let mut waiting = Vec::new();
+        while let Ok(one) = connect(&socket, time) {
+            waiting.push(one);
+        }
+        assert!(metrics(&socket, time, &none).is_err());
+        // Bytes come, and no end of them.
+        let endless = directory.join("endless.sock");
+        let listener = std::os::unix::net::UnixListener::bind(&endless).unwrap();
+        let sending = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            while stream.write_all(b"HTTP/1.0 200").is_ok() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        assert!(metrics(&endless, time, &none).is_err());
+        sending.join().unwrap();
+        std::fs::remove_dir_all(&directory).unwrap();
     }
 }

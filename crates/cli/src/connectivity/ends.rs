@@ -10,7 +10,8 @@ use super::messages::{Conversation, printable};
 use super::rules::{Member, Rules};
 use crate::admin::Admin;
 use crate::failure::{Context as _, EXIT_FAILURE, Failure, Result, fail};
-use crate::process::{Process, poll_readable};
+use crate::interruption::Interruption;
+use crate::process::Process;
 use crate::{output, tools};
 use freeflow_hostnet::run_dir::RunDir;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -27,8 +28,6 @@ const END_TIME: Duration = Duration::from_secs(15);
 const CHECK_COUNT_MAX: usize = 64;
 /// How much of what a container says of its failure is shown, bytes.
 const STDERR_BYTES_MAX: u64 = 4096;
-/// The exit status of a shell's command that SIGINT has ended.
-pub const EXIT_INTERRUPTED: u8 = 130;
 
 /// One end: where it is, and what its vNIC is to have.
 #[derive(Clone, Debug)]
@@ -122,18 +121,11 @@ fn member(end: &End, container: &str) -> Result<Member> {
     })
 }
 
-/// Whether SIGTERM or SIGINT has come.
-fn is_interrupted(signals: &OwnedFd) -> bool {
-    poll_readable(signals, Some(Duration::ZERO)).unwrap_or(false)
-}
-
 /// Tests one pair; what goes wrong with the test itself is a check that failed.
-pub fn run(from: &End, to: &Partner, number: usize, signals: &OwnedFd) -> Result<Vec<Check>> {
+pub fn run(from: &End, to: &Partner, number: usize, signals: &Interruption) -> Result<Vec<Check>> {
     let mut checks = Vec::new();
     let tried = pair(from, to, number, signals, &mut checks);
-    if is_interrupted(signals) {
-        return Err(Failure::new("interrupted; the test's containers are removed").with_code(EXIT_INTERRUPTED));
-    }
+    signals.check("the test's containers are removed")?;
     if let Err(failure) = tried {
         let remedy = "see freeflow status; for an end on another host: freeflow test connectivity --respond there";
         checks.push(Check::new("ends", Verdict::Failed, failure.to_string()).with_remedy(remedy));
@@ -141,7 +133,7 @@ pub fn run(from: &End, to: &Partner, number: usize, signals: &OwnedFd) -> Result
     Ok(checks)
 }
 
-fn pair(from: &End, to: &Partner, number: usize, signals: &OwnedFd, checks: &mut Vec<Check>) -> Result<()> {
+fn pair(from: &End, to: &Partner, number: usize, signals: &Interruption, checks: &mut Vec<Check>) -> Result<()> {
     let name = |end: &str| format!("connectivity-{}-{number}-{end}", std::process::id());
     let (to_command, from_asking) = sockets()?;
     let mut role = vec!["ask".to_owned()];
@@ -183,12 +175,12 @@ fn pair(from: &End, to: &Partner, number: usize, signals: &OwnedFd, checks: &mut
 
 fn listen(
     conversation: &mut Conversation,
-    signals: &OwnedFd,
+    signals: &Interruption,
     checks: &mut Vec<Check>,
     expected: impl Fn() -> Result<Expected>,
 ) -> Result<()> {
     let deadline = Instant::now() + PAIR_TIME + ANSWER_TIME;
-    while Instant::now() < deadline && !is_interrupted(signals) {
+    while Instant::now() < deadline && !signals.has_come() {
         match conversation.hear::<Said>()? {
             Some(Said::Ready) => conversation.say(&expected()?)?,
             Some(Said::Check(check)) if checks.len() < CHECK_COUNT_MAX => checks.push(check),
@@ -202,14 +194,14 @@ fn listen(
 }
 
 /// An end that answers other hosts, until its time is over or a signal comes.
-pub fn respond(end: &End, name: &str, seconds: u64, signals: &OwnedFd) -> Result<()> {
+pub fn respond(end: &End, name: &str, seconds: u64, signals: &Interruption) -> Result<()> {
     let role = ["respond".to_owned(), "--seconds".to_owned(), seconds.to_string()];
     let mut responding = Contained::start(end, name.to_owned(), &role, Stdio::null(), Stdio::inherit())?;
     let process = Process::of(responding.child.id());
-    while process.is_some_and(|process| process.is_alive()) && !is_interrupted(signals) {
-        let _ = poll_readable(signals, Some(Duration::from_millis(200)));
+    while process.is_some_and(|process| process.is_alive()) && !signals.has_come() {
+        signals.comes_within(Duration::from_millis(200));
     }
-    if is_interrupted(signals) {
+    if signals.has_come() {
         // The terminal has sent it to the container, too; a supervisor has not.
         responding.end(Duration::ZERO);
         return Ok(());

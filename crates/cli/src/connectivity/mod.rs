@@ -24,6 +24,7 @@ use crate::admin::Admin;
 use crate::arguments::Format;
 use crate::arguments_test::{Connectivity, TestAction};
 use crate::failure::{Context as _, Failure, Result, fail};
+use crate::interruption::Interruption;
 use crate::lab::Lab;
 use crate::{container_names, output};
 use checks::{Check, Verdict};
@@ -32,7 +33,6 @@ use freeflow_hostnet::run_dir::RunDir;
 use rules::Rules;
 use serde::Serialize;
 use std::net::Ipv4Addr;
-use std::os::fd::OwnedFd;
 
 /// Networks that are tested where none is named.
 const NETWORK_COUNT_MAX: usize = 16;
@@ -72,7 +72,7 @@ pub fn test(run_dir: &RunDir, action: &TestAction) -> Result<()> {
 }
 
 fn respond(run_dir: &RunDir, arguments: &Connectivity) -> Result<()> {
-    let signals = freeflow_shm::termination_signals().context("signals")?;
+    let signals = Interruption::new()?;
     let network = match &arguments.networks[..] {
         [] => "default".to_owned(),
         [network] => network.clone(),
@@ -91,7 +91,7 @@ fn responder(host: &str) -> String {
 }
 
 fn connectivity(run_dir: &RunDir, arguments: &Connectivity) -> Result<()> {
-    let signals = freeflow_shm::termination_signals().context("signals")?;
+    let signals = Interruption::new()?;
     let mut rows = Vec::new();
     let pairs = match &arguments.lab {
         Some(lab) => lab_pairs(&Lab::pick(run_dir, lab.as_deref())?, arguments, &mut rows)?,
@@ -116,7 +116,7 @@ fn connectivity(run_dir: &RunDir, arguments: &Connectivity) -> Result<()> {
     conclude(rows, is_table)
 }
 
-fn test_pair(pair: &Pair, number: usize, signals: &OwnedFd, is_table: bool, rows: &mut Vec<Row>) -> Result<()> {
+fn test_pair(pair: &Pair, number: usize, signals: &Interruption, is_table: bool, rows: &mut Vec<Row>) -> Result<()> {
     for check in ends::run(&pair.from, &pair.to, number, signals)? {
         let (network, from) = (pair.network.clone(), pair.from.host.clone());
         let row = Row { network, from, to: pair.to_name.clone(), check };

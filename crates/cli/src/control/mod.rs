@@ -8,7 +8,7 @@ pub mod changes;
 pub mod columns;
 mod delete;
 mod describe;
-mod kinds;
+pub mod kinds;
 mod manifest;
 mod top;
 mod watch;

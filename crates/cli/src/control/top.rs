@@ -340,11 +340,21 @@ fn weight(rates: &Rates, errors: u64, sort: TopSort) -> f64 {
     }
 }
 
+fn name(row: &Row) -> &str {
+    if row.title.is_empty() { &row.vnic } else { &row.title }
+}
+
+/// Its name; of a container with several vNICs also the vNIC's id, as `freeflow describe vnic` takes it.
+fn distinct_name(row: &Row, rows: &[Row]) -> String {
+    let is_shared = rows.iter().any(|other| other.vnic != row.vnic && name(other) == name(row));
+    if is_shared && row.vnic != name(row) { format!("{} ({})", name(row), row.vnic) } else { name(row).to_owned() }
+}
+
 fn sort(rows: &mut [Row], by: TopSort) {
-    let name = |row: &Row| if row.title.is_empty() { row.vnic.clone() } else { row.title.clone() };
     rows.sort_by(|one, other| {
         let (a, b) = (weight(&one.rates, one.errors, by), weight(&other.rates, other.errors, by));
-        b.total_cmp(&a).then_with(|| name(one).cmp(&name(other)))
+        // Ids of a container's vNICs follow the order of its devices.
+        b.total_cmp(&a).then_with(|| (name(one), &one.vnic).cmp(&(name(other), &other.vnic)))
     });
     for qps in rows.iter_mut().filter_map(|row| row.qps.as_mut()) {
         qps.sort_by(|one, other| weight(&other.rates, 0, by).total_cmp(&weight(&one.rates, 0, by)));
@@ -407,8 +417,8 @@ fn table(rows: &[Row]) -> Vec<Vec<String>> {
     ];
     let mut table = vec![heading.map(str::to_owned).to_vec()];
     for row in rows {
-        let name = if row.title.is_empty() { &row.vnic } else { &row.title };
-        let mut line = vec![harmless(name), harmless(&row.network), harmless(&row.tenant), "-".into()];
+        let mut line =
+            vec![harmless(&distinct_name(row, rows)), harmless(&row.network), harmless(&row.tenant), "-".into()];
         line.extend(cells(&row.rates));
         line.extend([row.errors.to_string(), row.drops.to_string()]);
         table.push(line);
@@ -643,6 +653,11 @@ mod tests {
             sort(&mut all, by);
             assert_eq!(all.iter().map(|row| row.title.as_str()).collect::<String>(), expected);
         }
+        let vnic = |id: &str, title: &str| Row { vnic: id.into(), ..row(title, 0.0, 0.0) };
+        let mut all = vec![vnic("c.1", "c"), vnic("9", "two"), vnic("c", "c"), vnic("5", "two"), vnic("db", "")];
+        sort(&mut all, TopSort::Rate);
+        let names: Vec<String> = all.iter().map(|one| distinct_name(one, &all)).collect();
+        assert_eq!(names, ["c", "c (c.1)", "db", "two (5)", "two (9)"]);
         assert_eq!((amount(12.4), amount(1_250_000.0)), ("12".into(), "1.2 M".into()));
     }
 }

@@ -20,6 +20,7 @@ use crate::control::device::{DEVICE_NAME, GID_TABLE_LENGTH, device_attributes};
 use crate::control::sysfs_counters::{HARDWARE_COUNTERS, PORT_COUNTERS, Values};
 use crate::control::vnic_entry::Record;
 use freeflow_verbs::{Gid, NetworkId, PortAttributes};
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Write as _};
@@ -60,12 +61,19 @@ fn port_directory() -> String {
 
 /// Makes the tree, or brings one that a former router left up to date, in place: containers have it mounted.
 pub fn make(tree: &Path, vnic: &Record, network: NetworkId, gids: &[Gid], values: &Values) -> io::Result<()> {
+    let is_new = !tree.exists();
     let port = port_directory();
     for directory in ["gid_attrs/ndevs", "gid_attrs/types", "gids", "pkeys", "counters", "hw_counters"] {
         make_directory(&tree.join(&port).join(directory))?;
     }
-    for (path, text) in files(vnic, network) {
-        write(tree, &path, &text)?;
+    let own = files(vnic, network);
+    if is_new {
+        let counters = counter_files(values, None);
+        create(tree, own.into_iter().chain(gid_files(gids)).chain(counters).collect())?;
+    } else {
+        own.iter().try_for_each(|(path, text)| write_changed(tree, path, text))?;
+        write_gids(tree, gids)?;
+        write_counters(tree, values, None)?;
     }
     for (path, target) in links() {
         make_directory(tree.join(&path).parent().unwrap_or(tree))?;
@@ -74,22 +82,55 @@ pub fn make(tree: &Path, vnic: &Record, network: NetworkId, gids: &[Gid], values
             _ => {}
         }
     }
-    write_gids(tree, gids)?;
-    write_counters(tree, values, None)
+    Ok(())
+}
+
+/// Creates files that nobody reads yet. Those of one text are one file, until one of them changes and another takes its
+/// place: a tree has a hundred, most of them zeros, and containers wait for it.
+fn create(tree: &Path, files: Vec<(String, String)>) -> io::Result<()> {
+    let mut made: BTreeMap<String, PathBuf> = BTreeMap::new();
+    for (path, text) in files {
+        let path = tree.join(path);
+        if made.get(&text).is_some_and(|same| fs::hard_link(same, &path).is_ok()) {
+            continue;
+        }
+        make_directory(path.parent().unwrap_or(tree))?;
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(FILE_MODE).open(&path)?;
+        if file.metadata()?.permissions().mode() & 0o777 != FILE_MODE {
+            file.set_permissions(fs::Permissions::from_mode(FILE_MODE))?;
+        }
+        file.write_all(format!("{text}\n").as_bytes())?;
+        made.insert(text, path);
+    }
+    Ok(())
+}
+
+/// Of an entry of the GID table that is filled.
+fn gid_at(gids: &[Gid], index: u32) -> Option<&Gid> {
+    gids.get(index as usize).filter(|gid| !gid.is_zero())
+}
+
+fn gid_type_file(index: u32) -> String {
+    format!("{}/gid_attrs/types/{index}", port_directory())
 }
 
 /// The whole GID table, and the types of the entries that are filled.
-pub fn write_gids(tree: &Path, gids: &[Gid]) -> io::Result<()> {
+fn gid_files(gids: &[Gid]) -> Vec<(String, String)> {
     let port = port_directory();
-    for index in 0..GID_TABLE_LENGTH {
-        let gid = gids.get(index as usize).filter(|gid| !gid.is_zero());
-        let kind = format!("{port}/gid_attrs/types/{index}");
-        write(tree, &format!("{port}/gids/{index}"), &hexadecimal(&gid.copied().unwrap_or_default().0))?;
-        if gid.is_some() {
-            write(tree, &kind, "RoCE v2")?;
-            continue;
-        }
-        match fs::remove_file(tree.join(kind)) {
+    let entry = |index| {
+        let gid = gid_at(gids, index);
+        let text = hexadecimal(&gid.copied().unwrap_or_default().0);
+        let kind = gid.map(|_| (gid_type_file(index), "RoCE v2".to_owned()));
+        std::iter::once((format!("{port}/gids/{index}"), text)).chain(kind)
+    };
+    (0..GID_TABLE_LENGTH).flat_map(entry).collect()
+}
+
+/// Those of them that have changed; an entry that is no more filled has no type.
+pub fn write_gids(tree: &Path, gids: &[Gid]) -> io::Result<()> {
+    gid_files(gids).iter().try_for_each(|(path, text)| write_changed(tree, path, text))?;
+    for index in (0..GID_TABLE_LENGTH).filter(|index| gid_at(gids, *index).is_none()) {
+        match fs::remove_file(tree.join(gid_type_file(index))) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
@@ -106,6 +147,11 @@ pub fn mark_down(tree: &Path) -> io::Result<()> {
 
 /// Writes the counters that differ from those written before.
 pub fn write_counters(tree: &Path, values: &Values, before: Option<&Values>) -> io::Result<()> {
+    counter_files(values, before).iter().try_for_each(|(path, text)| write(tree, path, text))
+}
+
+fn counter_files(values: &Values, before: Option<&Values>) -> Vec<(String, String)> {
+    let mut files = Vec::new();
     let port = port_directory();
     let both = [("counters", &PORT_COUNTERS[..], &values.port[..], before.map(|values| &values.port[..]))];
     let hardware = before.map(|values| &values.hardware[..]);
@@ -114,15 +160,21 @@ pub fn write_counters(tree: &Path, values: &Values, before: Option<&Values>) -> 
     {
         for (index, (name, value)) in names.iter().zip(values).enumerate() {
             if before.is_none_or(|before| before[index] != *value) {
-                write(tree, &format!("{port}/{directory}/{name}"), &value.to_string())?;
+                files.push((format!("{port}/{directory}/{name}"), value.to_string()));
             }
         }
     }
-    Ok(())
+    files
 }
 
 fn make_directory(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(path)
+}
+
+/// The same, unless the file has that line: a container may have something mounted over it, which renaming takes away.
+fn write_changed(tree: &Path, path: &str, text: &str) -> io::Result<()> {
+    let has_it = fs::read(tree.join(path)).is_ok_and(|there| there.strip_suffix(b"\n") == Some(text.as_bytes()));
+    if has_it { Ok(()) } else { write(tree, path, text) }
 }
 
 /// Puts a line into a file, whole at once.
@@ -375,11 +427,15 @@ mod tests {
         let state = tree.0.join("infiniband/freeflow0/ports/1/state");
         assert_eq!(fs::read_to_string(&state).unwrap(), "1: DOWN\n");
         fs::write(tree.0.join(format!("{BESIDE}-")), "torn").unwrap();
+        let uevent = || fs::metadata(tree.0.join("infiniband/freeflow0/uevent")).unwrap().ino();
+        let before = uevent();
         make(&tree.0, &vnic(), NetworkId(1), &[vnic().gid()], &Values::default()).unwrap();
         assert_eq!(fs::read_to_string(&state).unwrap(), "4: ACTIVE\n");
         assert_eq!(fs::read_to_string(state.with_file_name("gid_attrs/ndevs/0")).unwrap(), "ff0\n");
+        assert_eq!(uevent(), before, "a mount over the file would be gone");
         // A directory that a container had mounted is the one that it sees now.
         use std::os::fd::AsRawFd;
+        use std::os::unix::fs::MetadataExt;
         let through = format!("/proc/self/fd/{}/1/state", ports.as_raw_fd());
         assert_eq!(fs::read_to_string(through).unwrap(), "4: ACTIVE\n");
     }
@@ -414,6 +470,9 @@ mod tests {
         write_counters(&tree.0, &next, Some(&zero)).unwrap();
         assert_eq!(fs::read_to_string(counters.join(PORT_COUNTERS[0])).unwrap(), format!("{}\n", u64::MAX));
         assert!(!other.exists());
+        // Files of one text were one file, of which nothing else has changed.
+        let third = fs::read_to_string(counters.join(PORT_COUNTERS[2])).unwrap();
+        assert_eq!(third, "0\n");
     }
 
     #[test]
