@@ -161,7 +161,7 @@ def test_numbers_that_name_nothing(guest):
                       vm.near(b"\x03" + vm.varint(number)))
         enemy.say(vm.connect(1))
         body = enemy.wait_for(b"\x05")  # The near half is asked about connection 1: all before it was taken.
-        need(body[1:2] == b"\x01", f"{body!r}")
+        need(body[1:2] == b"\x0b", f"{body!r}")
 
 
 def test_no_answer_of_its_near_half(guest):
