@@ -9,7 +9,7 @@ HOST := $(shell rustc -vV 2>/dev/null | sed -n 's/^host: //p')
 # The programs are static: one file works on any distribution, and as a hook in a container runtime's clean environment.
 # The flag holds for the target only, so that procedural macros still build. FREEFLOW_RUSTFLAGS is scripts/build-packages'.
 STATIC_FLAGS := CARGO_TARGET_$(shell echo '$(HOST)' | tr 'a-z-' 'A-Z_')_RUSTFLAGS="-C target-feature=+crt-static $(FREEFLOW_RUSTFLAGS)"
-PROGRAMS := freeflow freeflow-router freeflow-kubernetes
+PROGRAMS := freeflow freeflow-router freeflow-kubernetes freeflow-guest
 export CARGO_TARGET_DIR := $(TARGET_DIR)
 export FREEFLOW_DIST := $(DIST)
 
@@ -17,13 +17,13 @@ export FREEFLOW_DIST := $(DIST)
 .DEFAULT_GOAL := all
 
 all: build ## build dist/bin, dist/lib and dist/include
-	@echo "built $(DIST): bin/freeflow, bin/freeflow-router, bin/freeflow-kubernetes, lib/libibverbs.so.1, lib/librdmacm.so.1, lib/rsocket/librspreload.so"
+	@echo "built $(DIST): bin/freeflow, bin/freeflow-router, bin/freeflow-kubernetes, bin/freeflow-guest, lib/libibverbs.so.1, lib/librdmacm.so.1, lib/rsocket/librspreload.so"
 
 build: programs library headers
 
 programs:
 	@command -v $(CARGO) >/dev/null || { echo "make: cargo is missing: install a stable Rust toolchain, 1.95 or newer" >&2; exit 1; }
-	$(STATIC_FLAGS) $(CARGO) build --quiet --release --locked --target $(HOST) -p freeflow-cli -p freeflow-router -p freeflow-kubernetes
+	$(STATIC_FLAGS) $(CARGO) build --quiet --release --locked --target $(HOST) -p freeflow-cli -p freeflow-router -p freeflow-kubernetes -p freeflow-guest
 	@for program in $(PROGRAMS); do \
 	    scripts/install-program $(TARGET_DIR)/$(HOST)/release/$$program $(DIST)/bin || exit 1; \
 	done

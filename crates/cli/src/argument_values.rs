@@ -3,6 +3,9 @@
 use freeflow_protocol::admin::OWN_LABELS;
 
 const MILLION: f64 = 1e6;
+const DEVICE_UNIT: u64 = 2 << 20;
+const DEVICE_SMALLEST: u64 = 16 << 20;
+const DEVICE_LARGEST: u64 = 1 << 40;
 
 /// `KEY=VALUE`; the router says what else is wrong with it.
 pub fn parse_label(text: &str) -> std::result::Result<(String, String), String> {
@@ -40,6 +43,22 @@ pub fn parse_time(text: &str) -> std::result::Result<u64, String> {
     Ok((value * unit) as u64)
 }
 
+/// Size of a shared-memory device: a number of bytes, `64M`, `1G`; from 16 MiB to 1 TiB, in whole multiples of 2 MiB.
+pub fn parse_device_size(text: &str) -> std::result::Result<u64, String> {
+    let (digits, unit) = match text.as_bytes().last() {
+        Some(b'M') => (&text[..text.len() - 1], 1 << 20),
+        Some(b'G') => (&text[..text.len() - 1], 1 << 30),
+        _ => (text, 1),
+    };
+    let bytes = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(unit));
+    match bytes {
+        Some(bytes) if (DEVICE_SMALLEST..=DEVICE_LARGEST).contains(&bytes) && bytes.is_multiple_of(DEVICE_UNIT) => {
+            Ok(bytes)
+        }
+        _ => Err("write 16M to 1024G, in whole multiples of 2M".into()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -63,5 +82,16 @@ mod tests {
         assert_eq!(parse_time("1.5ms"), Ok(1_500_000));
         assert_eq!(parse_time("7ns"), Ok(7));
         assert!(parse_time("50").is_err() && parse_time("2h").is_err() && parse_time("61s").is_err());
+    }
+
+    #[test]
+    fn sizes_are_read_and_those_that_no_device_has_are_refused() {
+        assert_eq!(parse_device_size("16M"), Ok(16 << 20));
+        assert_eq!(parse_device_size("1G"), Ok(1 << 30));
+        assert_eq!(parse_device_size("1024G"), Ok(1 << 40));
+        assert_eq!(parse_device_size("18874368"), Ok(18 << 20));
+        for wrong in ["", "G", "0", "14M", "17M", "1025G", "1T", "-1G", "99999999999G", "1.5G"] {
+            assert!(parse_device_size(wrong).is_err(), "{wrong}");
+        }
     }
 }

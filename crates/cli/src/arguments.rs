@@ -1,6 +1,8 @@
 //! The command line. Its help texts are a checked-in list: `tests/help.txt`.
 
-use crate::arguments_control::{AllHosts, Apply, Cluster, Delete, Describe, Diff, Get, HostAction, MoveVnic, Top};
+use crate::arguments_control::{
+    AllHosts, Apply, Cluster, Delete, Describe, Diff, Get, HostAction, MoveVnic, Top, VmAction,
+};
 use crate::arguments_test::{BugReport, TestAction};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
@@ -112,6 +114,9 @@ pub enum Command {
     /// Show virtual networks, or change one
     #[command(subcommand)]
     Network(Network),
+    /// Make vNICs for virtual machines
+    #[command(subcommand)]
+    Vm(VmAction),
     /// Create hosts from network namespaces on this machine, and use them
     #[command(subcommand)]
     Lab(LabAction),

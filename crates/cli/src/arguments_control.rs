@@ -1,5 +1,6 @@
 //! The command line of declared control: apply, get, describe, delete, diff, top, cluster.
 
+use crate::arguments::Output;
 use clap::{Args, Subcommand, ValueEnum};
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -413,4 +414,40 @@ mod tests {
             assert!(parse_token_time(bad).is_err(), "{bad}");
         }
     }
+}
+
+#[derive(Debug, Subcommand)]
+pub enum VmAction {
+    /// Make a vNIC for a virtual machine, and print QEMU's arguments for it
+    #[command(
+        after_help = "The same again prints the same arguments, of the vNIC that is there. In the guest, the agent \
+                            freeflow-guest serves the vNIC to programs."
+    )]
+    Attach {
+        /// Name of the virtual machine
+        #[arg(value_name = "NAME")]
+        name: String,
+        /// Virtual network
+        #[arg(long, value_name = "NET", default_value = "default")]
+        network: String,
+        /// Address of the vNIC [default: the next free one]
+        #[arg(long, value_name = "IP")]
+        address: Option<IpAddr>,
+        /// Size of the shared-memory device: bytes, or with M or G
+        #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = crate::argument_values::parse_device_size)]
+        size: u64,
+        #[command(flatten)]
+        output: Output,
+    },
+    /// List vNICs of virtual machines
+    #[command(visible_alias = "list")]
+    Ls {
+        #[command(flatten)]
+        output: Output,
+    },
+    /// End the vNIC of a virtual machine
+    Detach {
+        #[arg(required = true, value_name = "NAME")]
+        names: Vec<String>,
+    },
 }

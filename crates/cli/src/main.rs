@@ -64,6 +64,7 @@ mod terminal;
 mod tools;
 mod up;
 mod view;
+mod vm;
 mod wire;
 
 use arguments::{Arguments, Command, Format, LabAction, Network, Peers, Stage};
@@ -133,6 +134,7 @@ fn dispatch(arguments: Arguments) -> Result<i32> {
         Command::Ping(arguments) => ping::ping(&run_dir, &arguments)?,
         Command::Network(Network::Ls { output }) => show::networks(&run_dir, output.format)?,
         Command::Network(Network::Set { name, data_path }) => qps::set_network(&run_dir, &name, data_path)?,
+        Command::Vm(action) => vm::vm(&run_dir, action)?,
         Command::Lab(action) => return lab::lab(&run_dir, action),
         Command::Wire(action) => wire::wire(&run_dir, action)?,
         Command::Capture(arguments) => wire::capture(&run_dir, &arguments)?,

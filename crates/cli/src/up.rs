@@ -7,7 +7,7 @@ use crate::failure::{Context, Failure, Result, fail};
 use crate::holders::Holders;
 use crate::process::Process;
 use crate::record::{Record, Records};
-use crate::{cgroup, cluster, container_names, hook, lifecycle, networks, output, router, service, tools};
+use crate::{cgroup, cluster, container_names, hook, lifecycle, networks, output, router, service, tools, vm};
 use freeflow_cluster::is_host_name;
 use freeflow_hostnet::addresses::{self, InterfaceAddress};
 use freeflow_hostnet::cdi::{self, Devices};
@@ -628,6 +628,7 @@ fn clean(run_dir: &RunDir, records: &Records) -> Result<()> {
     }
     container_names::remove(run_dir);
     let _ = fs::remove_dir_all(run_dir.path().join("cluster"));
+    vm::remove_devices(run_dir);
     let _ = fs::remove_dir_all(run_dir.vnics());
     let _ = fs::remove_dir_all(run_dir.holders());
     let _ = fs::remove_dir_all(run_dir.cni());

@@ -17,9 +17,8 @@
 use crate::lock;
 use crate::session::Session;
 use freeflow_protocol::library::{Handle, Reply, Request};
-use freeflow_shm::{Room, Segment};
+use freeflow_shm::{FreeList, Room, Segment};
 use freeflow_verbs::VerbsError;
-use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex};
 
@@ -88,7 +87,7 @@ pub fn release(address: usize) -> bool {
 pub fn usable_bytes(address: usize) -> Option<usize> {
     let pools = lock(&POOLS);
     let pool = pools.iter().find(|pool| pool.contains(address))?;
-    pool.ranges.used.get(&(address - pool.address)).copied()
+    pool.ranges.length_of(address - pool.address)
 }
 
 impl Pool {
@@ -119,11 +118,12 @@ impl Pool {
         if length < bytes as u64 {
             return Err(self.session.nonsense());
         }
-        let mapped = room.map(memory.as_fd(), bytes).map_err(|_| VerbsError::NoMemory).and_then(|memory| {
-            let address = memory.address() as u64;
-            self.session.command(&Request::MapSegment { segment: handle, address })?;
-            Ok(memory)
-        });
+        let mapped =
+            room.map(memory.as_fd(), memory.offset(), bytes).map_err(|_| VerbsError::NoMemory).and_then(|memory| {
+                let address = memory.address() as u64;
+                self.session.command(&Request::MapSegment { segment: handle, address })?;
+                Ok(memory)
+            });
         match mapped {
             Ok(memory) => {
                 self.segments.push((handle, memory));
@@ -171,71 +171,5 @@ impl Pool {
             self.segments.pop();
         }
         true
-    }
-}
-
-/// Which bytes of an arena are free and which are given out.
-#[derive(Debug, Default)]
-struct FreeList {
-    /// Offset to length; no two touch.
-    free: BTreeMap<usize, usize>,
-    used: BTreeMap<usize, usize>,
-}
-
-impl FreeList {
-    fn new(bytes: usize) -> Self {
-        Self { free: BTreeMap::from([(0, bytes)]), used: BTreeMap::new() }
-    }
-
-    fn take(&mut self, bytes: usize) -> Option<usize> {
-        let (&offset, &length) = self.free.iter().find(|&(_, &length)| length >= bytes)?;
-        self.free.remove(&offset);
-        if length > bytes {
-            self.free.insert(offset + bytes, length - bytes);
-        }
-        self.used.insert(offset, bytes);
-        Some(offset)
-    }
-
-    fn give_back(&mut self, offset: usize) -> bool {
-        let Some(mut length) = self.used.remove(&offset) else { return false };
-        let mut start = offset;
-        if let Some(after) = self.free.remove(&(offset + length)) {
-            length += after;
-        }
-        if let Some((&before, &before_length)) = self.free.range(..offset).next_back()
-            && before + before_length == offset
-        {
-            start = before;
-            length += before_length;
-        }
-        self.free.insert(start, length);
-        true
-    }
-
-    fn is_unused(&self) -> bool {
-        self.used.is_empty()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn first_fit_and_merging() {
-        let mut ranges = FreeList::new(4 * PAGE_BYTES);
-        let a = ranges.take(PAGE_BYTES).unwrap();
-        let b = ranges.take(2 * PAGE_BYTES).unwrap();
-        let c = ranges.take(PAGE_BYTES).unwrap();
-        assert_eq!((a, b, c), (0, PAGE_BYTES, 3 * PAGE_BYTES));
-        assert_eq!(ranges.take(PAGE_BYTES), None);
-        assert!(ranges.give_back(a));
-        assert!(!ranges.give_back(a));
-        assert!(ranges.give_back(c));
-        assert_eq!(ranges.free.len(), 2);
-        assert!(ranges.give_back(b));
-        assert_eq!(ranges.free, BTreeMap::from([(0, 4 * PAGE_BYTES)]));
-        assert!(ranges.is_unused());
     }
 }

@@ -19,7 +19,7 @@ pub struct CompletionChannel {
 impl CompletionChannel {
     pub fn create(session: &Arc<Session>, context: Handle) -> Result<Self, VerbsError> {
         let (reply, mut descriptors) = session.call(&Request::CreateChannel { context })?;
-        match (reply, descriptors.pop()) {
+        match (reply, descriptors.pop().map(Into::into)) {
             (Reply::Channel { channel }, Some(pipe)) => {
                 let events = EventPipe::new(session.clone(), pipe);
                 Ok(Self { session: session.clone(), handle: channel, events })

@@ -16,16 +16,16 @@ use crate::direct_ring::Look;
 use crate::inbox::Inbox;
 use crate::incoming::Arrivals;
 use crate::lock;
+use crate::passed::Passed;
 use crate::registry::{CompletedCount, Entry, Tag};
 use crate::rings::Rings;
 use crate::session::Session;
 use freeflow_protocol::library::{Handle, Reply, Request};
 use freeflow_shm::layout::{CQ_DOORBELL_BASE, cq_bytes};
-use freeflow_shm::{BiasedMutex, CompletionConsumer, Segment, coarse_ns};
+use freeflow_shm::{BiasedMutex, CompletionConsumer, coarse_ns};
 use freeflow_verbs::{CQE_COUNT_MAX, Completion, CompletionFlags, VerbsError};
 use std::collections::VecDeque;
 use std::fmt;
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -620,7 +620,7 @@ fn is_cooled(incoming: &mut Arrivals) -> bool {
 fn open_ring(
     session: &Session,
     reply: Reply,
-    descriptors: &[std::os::fd::OwnedFd],
+    descriptors: &[Passed],
 ) -> Result<(Handle, u32, CompletionConsumer), VerbsError> {
     let (Reply::Cq { cq, cqe, segment_bytes }, [memory]) = (reply, descriptors) else {
         return Err(session.nonsense());
@@ -628,7 +628,7 @@ fn open_ring(
     if segment_bytes < cq_bytes(cqe) as u64 {
         return Err(session.nonsense());
     }
-    match Segment::map(memory.as_fd(), cq_bytes(cqe)) {
+    match memory.map(cq_bytes(cqe)) {
         Ok(segment) => {
             // A child that could reach the ring would only harm its parent; if the kernel can't, so
             // be it.

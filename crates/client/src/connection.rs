@@ -17,7 +17,7 @@ use std::os::fd::OwnedFd;
 pub fn connection_call(session: &Session, request: &[u8]) -> Result<(Vec<u8>, Vec<OwnedFd>), VerbsError> {
     let Ok(Request::Cm(request)) = decode(request) else { return Err(VerbsError::InvalidArgument) };
     let (reply, descriptors) = session.connection_call(request)?;
-    Ok((encode(&reply), descriptors))
+    Ok((encode(&reply), descriptors.into_iter().map(OwnedFd::from).collect()))
 }
 
 /// Takes an encoded `CmStep` of the connection that a QP is for.

@@ -1,5 +1,6 @@
 //! Device contexts: the scope of PDs, CQs and channels, and their asynchronous events.
 use crate::event_pipe::{EventOutcome, EventPipe, EventRead};
+use crate::passed::Passed;
 use crate::registry::Tag;
 use crate::session::Session;
 use freeflow_protocol::library::{Handle, PASS_BYTES, Reply, Request};
@@ -44,11 +45,11 @@ impl Context {
         Self::from_answer(session, session.call(&Request::ImportContext { pass })?)
     }
 
-    fn from_answer(session: &Arc<Session>, answer: (Reply, Vec<OwnedFd>)) -> Result<Self, VerbsError> {
+    fn from_answer(session: &Arc<Session>, answer: (Reply, Vec<Passed>)) -> Result<Self, VerbsError> {
         let (Reply::Context { context: handle }, descriptors) = answer else {
             return Err(session.nonsense());
         };
-        let [pipe, pass] = <[OwnedFd; 2]>::try_from(descriptors).map_err(|_| session.nonsense())?;
+        let [pipe, pass] = <[Passed; 2]>::try_from(descriptors).map_err(|_| session.nonsense())?.map(OwnedFd::from);
         let events = EventPipe::new(session.clone(), pipe);
         Ok(Self { session: session.clone(), handle, events, pass, fatal_reported: AtomicBool::new(false) })
     }

@@ -4,12 +4,12 @@
 //! the memory with its parent; a process that imports it maps the same segment.
 use crate::context::Context;
 use crate::lock;
+use crate::passed::Passed;
 use crate::session::Session;
 use freeflow_protocol::library::{Handle, Reply, Request};
 use freeflow_shm::{Segment, Undisturbed};
 use freeflow_verbs::VerbsError;
 use std::fmt;
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 /// Offsets and lengths of copies are multiples of this, as on NICs that have such memory. Bytes.
@@ -73,7 +73,7 @@ impl DeviceMemory {
         Self::map(session, answer, None)
     }
 
-    fn map(session: &Arc<Session>, answer: (Reply, Vec<OwnedFd>), length: Option<usize>) -> Result<Self, VerbsError> {
+    fn map(session: &Arc<Session>, answer: (Reply, Vec<Passed>), length: Option<usize>) -> Result<Self, VerbsError> {
         let (Reply::Segment { segment: handle, length: granted }, descriptors) = answer else {
             return Err(session.nonsense());
         };
@@ -84,7 +84,7 @@ impl DeviceMemory {
         if granted < length {
             return Err(session.nonsense());
         }
-        let mapped = Segment::map(memory.as_fd(), granted).map_err(|_| VerbsError::NoMemory).and_then(|memory| {
+        let mapped = memory.map(granted).map_err(|_| VerbsError::NoMemory).and_then(|memory| {
             session.command(&Request::MapSegment { segment: handle, address: memory.address() as u64 })?;
             Ok(memory)
         });

@@ -1,9 +1,9 @@
 //! The segment of a direct ring, which sender and receiver of a connection map and the router does
 //! not.
+use crate::passed::Passed;
 use freeflow_protocol::library::Reply;
 use freeflow_shm::layout::direct_ring;
 use freeflow_shm::{CreditList, Segment};
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 /// A look of a CQ at its direct rings.
@@ -39,20 +39,20 @@ impl DirectRingTerms {
     }
 
     /// The direct ring's segment, and its credits; `None` if it can't be mapped.
-    pub fn map(&self, descriptors: &[OwnedFd]) -> Option<(Arc<Segment>, CreditList)> {
+    pub fn map(&self, descriptors: &[Passed]) -> Option<(Arc<Segment>, CreditList)> {
         let credits = if self.credit_count == 0 { CreditList::Promised } else { CreditList::Each(self.credit_count) };
         Some((map_ring(self.segment_bytes, credits, descriptors)?, credits))
     }
 }
 
 /// A direct ring's segment; `None` if it can't be mapped.
-pub(crate) fn map_ring(segment_bytes: u64, credits: CreditList, descriptors: &[OwnedFd]) -> Option<Arc<Segment>> {
+pub(crate) fn map_ring(segment_bytes: u64, credits: CreditList, descriptors: &[Passed]) -> Option<Arc<Segment>> {
     let [memory] = descriptors else { return None };
     let bytes = direct_ring::bytes(credits.count());
     if !credits.count().is_power_of_two() || bytes as u64 > segment_bytes {
         return None;
     }
-    let segment = Segment::map(memory.as_fd(), bytes).ok()?;
+    let segment = memory.map(bytes).ok()?;
     let _ = segment.set_dontfork();
     Some(Arc::new(segment))
 }

@@ -43,6 +43,7 @@ mod incoming;
 mod memory;
 mod outgoing;
 mod owned_objects;
+mod passed;
 mod payload;
 mod posting_order;
 mod promises;

@@ -4,6 +4,7 @@ use crate::completion_sources::Role;
 use crate::inbox::LocalCompletion;
 use crate::lock;
 use crate::outgoing::ATOMIC_BYTES;
+use crate::passed::Passed;
 use crate::payload::QpContext;
 use crate::receive_side::ReceiveSide;
 use crate::registry::{Entry, Tag};
@@ -18,7 +19,6 @@ use freeflow_verbs::{
     QpState, QpType, SendFlags, SendOpcode, Sge, VerbsError,
 };
 use std::fmt;
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
@@ -634,7 +634,7 @@ impl Made {
     fn from_reply(
         session: &Session,
         reply: Reply,
-        descriptors: &[OwnedFd],
+        descriptors: &[Passed],
         cookie: u32,
         wanted: &QpParameters<'_>,
     ) -> Result<Self, VerbsError> {

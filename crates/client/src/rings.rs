@@ -3,6 +3,7 @@ use crate::datagrams::Datagrams;
 use crate::inbox::Inbox;
 use crate::incoming::{Arrivals, Incoming};
 use crate::outgoing::Outgoing;
+use crate::passed::Passed;
 use crate::posting_order::PostingOrder;
 use crate::receive_side::{ReceiveQueue, ReceiveSide};
 use crate::regions::{Cache, SGES_MAX};
@@ -10,9 +11,8 @@ use crate::session::{NotificationListener, Session};
 use crate::shared_receives::{Promisee, SharedReceives};
 use freeflow_protocol::library::Handle;
 use freeflow_shm::layout::QueueShape;
-use freeflow_shm::{BiasedMutex, CreditWriter, OwnMemory, RequestProducer, Segment};
+use freeflow_shm::{BiasedMutex, CreditWriter, OwnMemory, RequestProducer};
 use freeflow_verbs::{Completion, CompletionFlags, QpType, Sge};
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -70,9 +70,9 @@ pub(crate) struct RingsParameters {
 
 impl Rings {
     /// Maps the rings of a QP. `None`: the process can't map more.
-    pub fn map(memory: &OwnedFd, parameters: RingsParameters) -> Option<Arc<Self>> {
+    pub fn map(memory: &Passed, parameters: RingsParameters) -> Option<Arc<Self>> {
         let RingsParameters { cookie, qpn, pd, handle, send_shape, receive_shape, .. } = parameters;
-        let segment = Segment::map(memory.as_fd(), send_shape.bytes() + receive_shape.bytes()).ok()?;
+        let segment = memory.map(send_shape.bytes() + receive_shape.bytes()).ok()?;
         // See the CQ's.
         let _ = segment.set_dontfork();
         let segment = Arc::new(segment);

@@ -23,8 +23,14 @@ pub enum Freeze {
 }
 
 impl Session {
-    /// A new segment of at least `bytes`.
+    /// A new segment of at least `bytes`, for pages that registered memory is moved to.
+    ///
+    /// # Errors
+    /// NotSupported: in a virtual machine such memory stays where it is.
     pub fn create_segment(&self, bytes: u64) -> Result<(Handle, u64, OwnedFd), VerbsError> {
+        if self.is_in_guest {
+            return Err(VerbsError::NotSupported);
+        }
         self.segment_of(&Request::CreateSegment { length: bytes })
     }
 
@@ -51,7 +57,7 @@ impl Session {
 
     fn segment_of(&self, request: &Request) -> Result<(Handle, u64, OwnedFd), VerbsError> {
         let (reply, mut descriptors) = self.call(request)?;
-        match (reply, descriptors.pop()) {
+        match (reply, descriptors.pop().map(OwnedFd::from)) {
             (Reply::Segment { segment, length }, Some(descriptor)) => Ok((segment, length, descriptor)),
             _ => Err(self.nonsense()),
         }
@@ -127,7 +133,7 @@ impl Session {
     /// NotSupported: nothing is granted here.
     pub fn open_commands(&self) -> Result<OwnedFd, VerbsError> {
         let (reply, mut descriptors) = self.call(&Request::OpenCommands)?;
-        match (reply, descriptors.pop()) {
+        match (reply, descriptors.pop().map(OwnedFd::from)) {
             (Reply::Done, Some(pipe)) => Ok(pipe),
             _ => Err(self.nonsense()),
         }

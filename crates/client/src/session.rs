@@ -1,13 +1,14 @@
 //! The process's connection to its router: handshake, control calls, liveness, doorbells.
 use crate::commands::PendingCommands;
 use crate::owned_objects::OwnedObjects;
+use crate::passed::Passed;
 use crate::regions::Regions;
 use crate::registry::{Objects, Tag};
 use crate::{fork, lock};
 use freeflow_protocol::cm::{CmReply, CmRequest};
 use freeflow_protocol::library::{Handle, Reply, Request, Welcome};
 use freeflow_protocol::version::{Offer, VersionRange};
-use freeflow_protocol::{MESSAGE_BYTES_MAX, PROTOCOL, decode, encode};
+use freeflow_protocol::{FEATURE_PLACED_REPLIES, MESSAGE_BYTES_MAX, PROTOCOL, decode, encode};
 use freeflow_shm::layout::{LAYOUT_VERSION, WAIT_YIELD};
 use freeflow_shm::{
     Doorbell, OwnMapping, OwnMemory, SessionSegment, ShortWait, Undisturbed, coarse_ns, fd, membarrier, monotonic_ns,
@@ -43,6 +44,9 @@ const LIVENESS_INTERVAL_NS: u64 = 10_000_000;
 const SURELY_ALIVE_NS: u64 = 10_000_000;
 /// So long after the end of the router was noticed no peer reaches memory of this process any more.
 const PEERS_NOTICE_NS: u64 = 50_000_000;
+
+/// How long a poller in a virtual machine sleeps before it looks again.
+const GUEST_SLEEP: Duration = Duration::from_micros(20);
 
 /// Layouts of the shared segments that this library maps.
 const LAYOUTS: VersionRange = VersionRange::only(LAYOUT_VERSION);
@@ -129,6 +133,8 @@ pub struct Session {
     /// Given by who knows that the program keeps to the verbs. Without it all goes through the
     /// router.
     own_memory: OnceLock<OwnMemory>,
+    /// The router is another kernel's: no futex reaches it, and all goes through it.
+    pub(crate) is_in_guest: bool,
     pub(crate) pending_commands: Arc<OwnMapping<PendingCommands>>,
     /// A thread is delivering notifications.
     is_delivering: AtomicBool,
@@ -242,8 +248,8 @@ impl Session {
         if descriptors.len() != 2 {
             return Err(broken(io::ErrorKind::InvalidData.into()));
         }
-        let kick = descriptors.pop().map(Doorbell);
-        let segment = descriptors.pop().map(|memory| SessionSegment::map(memory.as_fd()));
+        let kick = descriptors.pop().map(|kick| Doorbell(kick.into()));
+        let segment = descriptors.pop().map(|memory| SessionSegment::map(memory.as_fd(), memory.offset()));
         let (Some(kick), Some(segment)) = (kick, segment) else {
             return Err(broken(io::ErrorKind::InvalidData.into()));
         };
@@ -255,6 +261,7 @@ impl Session {
             control: Mutex::new(replies),
             segment: Some(segment.map_err(broken)?),
             kick,
+            is_in_guest: welcome.protocol.features & FEATURE_PLACED_REPLIES != 0,
             welcome,
             generation: fork::generation(),
             serial: SERIAL.fetch_add(1, Ordering::Relaxed),
@@ -280,7 +287,7 @@ impl Session {
 
     #[inline]
     pub(crate) fn own_memory(&self) -> Option<OwnMemory> {
-        self.own_memory.get().copied()
+        self.own_memory.get().copied().filter(|_| !self.is_in_guest)
     }
 
     /// Delivers the notifications of direct rings to the CQs of their QPs.
@@ -439,18 +446,25 @@ impl Session {
     /// The router's worker has work, and waits for this very processor.
     #[inline]
     pub(crate) fn is_worker_here(&self) -> bool {
-        self.segment.as_ref().is_some_and(|segment| segment.is_worker_here(freeflow_shm::current_cpu()))
+        // The guest's processors have other numbers.
+        !self.is_in_guest
+            && self.segment.as_ref().is_some_and(|segment| segment.is_worker_here(freeflow_shm::current_cpu()))
     }
 
     /// Sleeps until the router brings completions after those counted by `seen`, at most so long.
     pub(crate) fn sleep_while(&self, seen: u64, at_most_ns: u64) {
-        if let Some(segment) = &self.segment {
-            segment.sleep_while(seen, at_most_ns);
+        match &self.segment {
+            // The router's futex call wakes nobody here.
+            Some(segment) if self.is_in_guest && segment.completed() == seen => {
+                std::thread::sleep(GUEST_SLEEP.min(Duration::from_nanos(at_most_ns)));
+            }
+            Some(segment) if !self.is_in_guest => segment.sleep_while(seen, at_most_ns),
+            _ => {}
         }
     }
 
     /// One control call. A failed exchange marks the session dead.
-    pub(crate) fn call(&self, request: &Request) -> Result<(Reply, Vec<OwnedFd>), VerbsError> {
+    pub(crate) fn call(&self, request: &Request) -> Result<(Reply, Vec<Passed>), VerbsError> {
         self.live()?;
         let undisturbed = Undisturbed::begin();
         let mut replies = lock(&self.control);
@@ -468,7 +482,7 @@ impl Session {
     }
 
     /// Passes a request of the drop-in `librdmacm` to the router, which is the connection manager.
-    pub(crate) fn connection_call(&self, request: CmRequest) -> Result<(Option<CmReply>, Vec<OwnedFd>), VerbsError> {
+    pub(crate) fn connection_call(&self, request: CmRequest) -> Result<(Option<CmReply>, Vec<Passed>), VerbsError> {
         match self.call(&Request::Cm(request))? {
             (Reply::Cm(reply), descriptors) => Ok((Some(reply), descriptors)),
             (Reply::Done, descriptors) => Ok((None, descriptors)),
@@ -614,7 +628,7 @@ fn exchange(
     replies: &mut Replies,
     request: &Request,
     undisturbed: &Undisturbed,
-) -> io::Result<(Reply, Vec<OwnedFd>)> {
+) -> io::Result<(Reply, Vec<Passed>)> {
     exchange_bytes(socket, replies, &encode(request), undisturbed)
 }
 
@@ -625,7 +639,7 @@ pub(crate) fn exchange_bytes(
     replies: &mut Replies,
     request: &[u8],
     undisturbed: &Undisturbed,
-) -> io::Result<(Reply, Vec<OwnedFd>)> {
+) -> io::Result<(Reply, Vec<Passed>)> {
     fd::send_message(socket, request, &[])?;
     let Replies { buffer, wait } = replies;
     if buffer.len() < MESSAGE_BYTES_MAX {
@@ -648,7 +662,12 @@ pub(crate) fn exchange_bytes(
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
     let reply = buffer.get(..bytes).and_then(|message| decode(message).ok());
-    reply.map(|reply| (reply, descriptors)).ok_or_else(|| io::ErrorKind::InvalidData.into())
+    // Memory comes first.
+    let (reply, offset) = match reply.ok_or(io::ErrorKind::InvalidData)? {
+        Reply::Placed { offset, reply } => (decode(&reply).map_err(|_| io::ErrorKind::InvalidData)?, offset),
+        reply => (reply, 0),
+    };
+    Ok((reply, descriptors.into_iter().map(|descriptor| Passed::new(descriptor, offset)).collect()))
 }
 
 /// Name of the process, for the router's records.

@@ -1,15 +1,15 @@
 //! Shared receive queues: basic ones, and those for XRC, which have a CQ of their own.
 use crate::completion_queue::CompletionQueue;
 use crate::lock;
+use crate::passed::Passed;
 use crate::registry::{Entry, Tag};
 use crate::session::Session;
 use crate::shared_receives::{Posts, SharedReceives};
 use freeflow_protocol::library::{Handle, Reply, Request, XrcQueue};
+use freeflow_shm::RequestProducer;
 use freeflow_shm::layout::QueueShape;
-use freeflow_shm::{RequestProducer, Segment};
 use freeflow_verbs::{Sge, SrqAttributes, VerbsError};
 use std::fmt;
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 /// A shared receive queue.
@@ -135,7 +135,7 @@ impl SrqBatch<'_> {
 fn open_ring(
     session: &Session,
     reply: Reply,
-    descriptors: &[OwnedFd],
+    descriptors: &[Passed],
 ) -> Result<(Handle, u32, SrqAttributes, RequestProducer), VerbsError> {
     let (Reply::Srq { srq, number, attributes, segment_bytes }, [memory]) = (reply, descriptors) else {
         return Err(session.nonsense());
@@ -144,7 +144,7 @@ fn open_ring(
     if segment_bytes < shape.bytes() as u64 {
         return Err(session.nonsense());
     }
-    match Segment::map(memory.as_fd(), shape.bytes()) {
+    match memory.map(shape.bytes()) {
         Ok(segment) => {
             // See the CQ's.
             let _ = segment.set_dontfork();

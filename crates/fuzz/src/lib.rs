@@ -8,6 +8,7 @@ mod attachment;
 mod bytes;
 mod cm;
 mod cm_machine;
+mod guest;
 mod library;
 mod manifest;
 mod peer;
@@ -24,12 +25,13 @@ pub struct Target {
     pub run: fn(&[u8]),
 }
 
-pub const TARGETS: [Target; 11] = [
+pub const TARGETS: [Target; 12] = [
     Target { name: "wire", run: wire::run },
     Target { name: "cm", run: cm::run },
     Target { name: "peer", run: peer::run },
     Target { name: "library", run: library::run },
     Target { name: "attachment", run: attachment::run },
+    Target { name: "guest", run: guest::run },
     Target { name: "rings", run: rings::run },
     Target { name: "rest", run: rest::run },
     Target { name: "rest_request", run: rest_request::run },

@@ -242,7 +242,7 @@ impl VnicStatus {
 
 /// Labels by which the CLI and container hooks know vNICs again that they made: whoever else makes
 /// or changes vNICs may not give them.
-pub const OWN_LABELS: [&str; 4] = ["engine", "supervisor", "pid", "start_ticks"];
+pub const OWN_LABELS: [&str; 5] = ["engine", "supervisor", "pid", "start_ticks", "guest_memory"];
 
 /// A network of this host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

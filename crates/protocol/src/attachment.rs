@@ -49,6 +49,12 @@ pub enum Request {
     Event { channel: u64, record: Vec<u8> },
     /// Its reader meets the end of file, after what was sent.
     CloseChannel { channel: u64 },
+    /// `Identify` of a connection to the guest agent of a virtual machine, which knows the process.
+    IdentifyConnection { request: u64, connection: u64 },
+    /// Reads the process' memory into the staging area of a virtual machine's shared-memory device.
+    ReadStaged { request: u64, process: u64, address: u64, length: u32 },
+    /// Writes bytes of the staging area to the process' memory.
+    WriteStaged { request: u64, process: u64, address: u64, length: u32 },
 }
 
 /// From the near half, which may lie. Numbers are those of [`Request`].

@@ -1,5 +1,6 @@
 //! Messages between the library and its router ([`library`], [`cm`]), between the CLI and a router
-//! ([`admin`]), and between the routers of two hosts ([`peer`], which has a transport of its own).
+//! ([`admin`]), between a router and the guest agent of a virtual machine ([`guest`]), and between the routers of two
+//! hosts ([`peer`]). The last two have transports of their own.
 //!
 //! Transport of the first two: Unix `SOCK_SEQPACKET`; one message a datagram, at most
 //! [`MESSAGE_BYTES_MAX`]; descriptors ride along by SCM_RIGHTS, in the order that each message's
@@ -30,6 +31,7 @@ extern crate alloc;
 pub mod admin;
 pub mod attachment;
 pub mod cm;
+pub mod guest;
 pub mod library;
 pub mod peer;
 pub mod version;
@@ -54,12 +56,18 @@ pub const FEATURE_DIRECT_ATOMICS: u64 = 1 << 2;
 /// [`library::Request::AcceptDatagramRing`].
 pub const FEATURE_DIRECT_DATAGRAMS: u64 = 1 << 3;
 
+/// Feature bit: replies with memory are [`library::Reply::Placed`]. In force in virtual machines, and nowhere else.
+pub const FEATURE_PLACED_REPLIES: u64 = 1 << 4;
+
 /// Versions and features of this release on library and admin sockets. Enums of messages grow at
 /// the end only, and a new variant is sent only after its feature bit was agreed on.
 pub const PROTOCOL: Offer = Offer { features: FEATURES, ..Offer::only(1) };
 
-const FEATURES: u64 =
-    FEATURE_BORROWED_SEGMENTS | FEATURE_NUMBERED_DIRECT_RINGS | FEATURE_DIRECT_ATOMICS | FEATURE_DIRECT_DATAGRAMS;
+const FEATURES: u64 = FEATURE_BORROWED_SEGMENTS
+    | FEATURE_NUMBERED_DIRECT_RINGS
+    | FEATURE_DIRECT_ATOMICS
+    | FEATURE_DIRECT_DATAGRAMS
+    | FEATURE_PLACED_REPLIES;
 
 /// Firewall mark (SO_MARK) of RoCEv2 packets that a router sends: no other packet to that port
 /// leaves a host. It keeps clear of the bits that kube-proxy, Cilium, Calico, AWS' CNI and

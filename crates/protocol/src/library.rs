@@ -9,6 +9,7 @@
 use crate::cm::{CmReply, CmRequest, CmStep};
 use crate::version::{Agreement, Offer, VersionRange};
 use alloc::string::String;
+use alloc::vec::Vec;
 use freeflow_verbs::{
     Access, AddressHandleAttributes, DeviceAttributes, FileIdentity, Gid, GlobalRoute, PathMtu, QpAttributeMask,
     QpAttributes, QpCapabilities, QpState, QpType, RegionChange, SendOpcode, SrqAttributes, VerbsError, WindowKind,
@@ -364,6 +365,9 @@ pub enum Reply {
         route: GlobalRoute,
         first: u32,
     },
+    /// An encoded reply, whose memory is a part of one file of all sessions of a vNIC, from `offset` on: its first
+    /// descriptor is that file's. Only where [`FEATURE_PLACED_REPLIES`](crate::FEATURE_PLACED_REPLIES) is in force.
+    Placed { offset: u64, reply: Vec<u8> },
 }
 
 /// The beginning of a session.

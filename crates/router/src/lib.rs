@@ -9,7 +9,7 @@
 //! | `control` | sessions, vNICs, what is declared, connection management | `ff-control` |
 //! | `peering` | routers of other hosts: who they are, what they announce | `ff-peers` |
 //! | `dataplane` | engine, rings, doorbells, packets | `ff-worker` |
-//! | `attachment` | how a vNIC's processes, their memory and their events are reached | `ff-identify`, `ff-attachment` |
+//! | `attachment` | how a vNIC's processes, their memory and their events are reached | `ff-identify`, `ff-attachment`, `ff-guest` |
 //! | `memory` | page tables, copies, grants | `ff-worker`, `ff-copy-K`, a slow-path copier a vNIC |
 //! | `admission` | rules, addresses, violations, accounts | whoever has an instance |
 //! | `audit` | who changed what | `ff-audit` |
@@ -34,7 +34,8 @@ mod router;
 
 pub use admission::access::RuleCounts;
 pub use api::{Harness, HarnessAnswer, HarnessRole};
-pub use attachment::near_halves::{NearHalfService, NearHalves};
+pub use attachment::guest::channel::ControlChannel;
+pub use attachment::near_halves::{NearHalfService, NearHalves, begin_near_half};
 pub use base::log_file::{
     keep as keep_log_file, rotate_here as rotate_log_file_here, rotate_if_full as rotate_log_file_if_full,
 };

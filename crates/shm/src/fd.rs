@@ -123,12 +123,20 @@ fn receive_any(sock: impl AsFd, buffer: &mut [u8], flags: RecvFlags) -> (io::Res
 /// Listens at `path` with the given permission bits; a socket that a dead process left there is
 /// replaced. The socket is non-blocking and close-on-exec.
 pub fn listen_seqpacket(path: impl AsRef<Path>, mode: u32) -> io::Result<OwnedFd> {
-    let path = path.as_ref();
+    listen(path.as_ref(), mode, SocketType::SEQPACKET)
+}
+
+/// The same for streams of bytes.
+pub fn listen_stream(path: impl AsRef<Path>, mode: u32) -> io::Result<OwnedFd> {
+    listen(path.as_ref(), mode, SocketType::STREAM)
+}
+
+fn listen(path: &Path, mode: u32, kind: SocketType) -> io::Result<OwnedFd> {
     match std::fs::symlink_metadata(path) {
         Ok(meta) if meta.file_type().is_socket() => std::fs::remove_file(path)?,
         _ => {}
     }
-    let sock = socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
+    let sock = socket(kind, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
     with_address(path, |address| rustix::net::bind(&sock, address))?;
     // Nobody can connect before `listen`, so the permissions hold from the first connection.
     rustix::fs::chmod(path, Mode::from_raw_mode(mode))?;
@@ -143,8 +151,17 @@ pub fn accept(sock: impl AsFd) -> io::Result<OwnedFd> {
 
 /// Connects to a socket made by [`listen_seqpacket`]: blocking and close-on-exec.
 pub fn connect_seqpacket(path: impl AsRef<Path>) -> io::Result<OwnedFd> {
-    let sock = socket(SocketFlags::CLOEXEC)?;
-    with_address(path.as_ref(), |address| retry_on_intr(|| rustix::net::connect(&sock, address)))?;
+    connect(path.as_ref(), SocketType::SEQPACKET)
+}
+
+/// Connects to a socket made by [`listen_stream`]: blocking and close-on-exec.
+pub fn connect_stream(path: impl AsRef<Path>) -> io::Result<OwnedFd> {
+    connect(path.as_ref(), SocketType::STREAM)
+}
+
+fn connect(path: &Path, kind: SocketType) -> io::Result<OwnedFd> {
+    let sock = socket(kind, SocketFlags::CLOEXEC)?;
+    with_address(path, |address| retry_on_intr(|| rustix::net::connect(&sock, address)))?;
     Ok(sock)
 }
 
@@ -165,8 +182,8 @@ pub fn set_nonblocking(fd: impl AsFd, nonblocking: bool) -> io::Result<()> {
     Ok(rustix::fs::fcntl_setfl(fd.as_fd(), flags)?)
 }
 
-fn socket(flags: SocketFlags) -> io::Result<OwnedFd> {
-    Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
+fn socket(kind: SocketType, flags: SocketFlags) -> io::Result<OwnedFd> {
+    Ok(rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None)?)
 }
 
 /// Calls `f` with the address of `path`; one too long for an address goes by a descriptor of its

@@ -55,6 +55,8 @@ mod direct_ring;
 #[cfg(not(loom))]
 pub mod fd;
 #[cfg(not(loom))]
+mod free_list;
+#[cfg(not(loom))]
 mod freeze;
 #[cfg(not(loom))]
 pub mod membarrier;
@@ -106,6 +108,8 @@ pub use direct_ring::{
 #[cfg(not(loom))]
 pub use fd::Doorbell;
 #[cfg(not(loom))]
+pub use free_list::FreeList;
+#[cfg(not(loom))]
 pub use freeze::FrozenThreads;
 #[cfg(not(loom))]
 pub use missing::refuses_missing_pages;
@@ -120,7 +124,7 @@ pub use request_ring::{RequestConsumer, RequestProducer, SendDescriptor, Take};
 #[cfg(not(loom))]
 pub use room::Room;
 #[cfg(not(loom))]
-pub use segment::{AccessError, OutOfBounds, Segment, forbid_writing, foreign_memory};
+pub use segment::{AccessError, OutOfBounds, Segment, forbid_writing, foreign_memory, sealed_file};
 #[cfg(not(loom))]
 pub use session::SessionSegment;
 #[cfg(not(loom))]

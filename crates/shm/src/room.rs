@@ -33,9 +33,9 @@ impl Room {
         self.bytes
     }
 
-    /// [`Segment::map`] at the beginning of what is left. Errors: EINVAL for what is no multiple of
+    /// [`Segment::map_at`] at the beginning of what is left. Errors: EINVAL for what is no multiple of
     /// pages, or too much.
-    pub fn map(&mut self, fd: BorrowedFd<'_>, bytes: usize) -> io::Result<Segment> {
+    pub fn map(&mut self, fd: BorrowedFd<'_>, offset: u64, bytes: usize) -> io::Result<Segment> {
         if bytes > self.bytes || page_multiple(bytes)? != bytes {
             return Err(io::Error::from(rustix::io::Errno::INVAL));
         }
@@ -44,7 +44,7 @@ impl Room {
         self.address += bytes;
         self.bytes -= bytes;
         // SAFETY: the range is the beginning of this room's own mapping, in which nothing lies.
-        unsafe { Segment::map_over(fd, bytes, at) }
+        unsafe { Segment::map_over(fd, offset, bytes, at) }
     }
 }
 

@@ -1,4 +1,4 @@
-//! A segment: one mapping of a memfd that another process maps too.
+//! A segment: one mapping of a memfd that another process maps too, or a part of one ([`Segment::part`]).
 //!
 //! Only the router makes segments ([`Segment::create`]); they are sealed, so that no one can shrink
 //! or grow them. Memory may still fail under a mapping (no page to be had, or a file that was never
@@ -11,10 +11,12 @@ use crate::missing::{self, AddressRange, Missing};
 use crate::sigbus::Registration;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
+use std::any::Any;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, compiler_fence, fence};
 use thiserror::Error;
 
@@ -52,11 +54,19 @@ const TAIL_BYTES: usize = 8;
 /// Longest name of a memfd, bytes (memfd_create(2): 249).
 const NAME_BYTES_MAX: usize = 200;
 
-/// One mapping of a memfd, readable and writable, unmapped on drop.
+/// The mapping that a segment lies in.
+enum Backing {
+    /// Its own.
+    Own(Registration),
+    /// Another segment's, and what is dropped with the part.
+    Part { whole: Arc<Segment>, _held: Box<dyn Any + Send + Sync> },
+}
+
+/// One mapping of a memfd, readable and writable, unmapped on drop; or a part of one.
 pub struct Segment {
     base: NonNull<u8>,
     bytes: usize,
-    registration: Registration,
+    backing: Backing,
     /// Accesses are guarded calls.
     refuses_missing: bool,
 }
@@ -93,7 +103,31 @@ impl Segment {
     /// Maps the first `bytes` of a file. Errors: EINVAL for 0 or too many; `UnexpectedEof` if the
     /// file is shorter.
     pub fn map(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<Self> {
-        Self::map_given(fd, bytes, ProtFlags::READ | ProtFlags::WRITE, None)
+        Self::map_given(fd, 0, bytes, ProtFlags::READ | ProtFlags::WRITE, None)
+    }
+
+    /// Maps `bytes` of a file from `offset` on, a multiple of the page. Errors: as [`Self::map`].
+    pub fn map_at(fd: BorrowedFd<'_>, offset: u64, bytes: usize) -> io::Result<Self> {
+        Self::map_given(fd, offset, bytes, ProtFlags::READ | ProtFlags::WRITE, None)
+    }
+
+    /// A part of a segment, by itself: nothing beyond it is reached by it. The mapping stays as long as any part does;
+    /// where one part is poisoned, all are. `held` is dropped with the part.
+    ///
+    /// # Errors
+    /// EINVAL: not inside, empty, or `offset` is no multiple of the page.
+    pub fn part(
+        of: &Arc<Self>,
+        offset: usize,
+        bytes: usize,
+        held: impl Any + Send + Sync,
+    ) -> Result<Self, rustix::io::Errno> {
+        let base = of.range(offset, bytes).ok().and_then(NonNull::new).ok_or(rustix::io::Errno::INVAL)?;
+        if bytes == 0 || !offset.is_multiple_of(crate::sys::page_bytes()) {
+            return Err(rustix::io::Errno::INVAL);
+        }
+        let backing = Backing::Part { whole: of.clone(), _held: Box::new(held) };
+        Ok(Self { base, bytes, backing, refuses_missing: of.refuses_missing })
     }
 
     /// The same at `address`, in the place of what is mapped there. If that fails, it may be
@@ -101,22 +135,28 @@ impl Segment {
     ///
     /// # Safety
     /// Nothing lies in `address..address + bytes`, which is the caller's to map.
-    pub(crate) unsafe fn map_over(fd: BorrowedFd<'_>, bytes: usize, address: usize) -> io::Result<Self> {
-        Self::map_given(fd, bytes, ProtFlags::READ | ProtFlags::WRITE, Some(address))
+    pub(crate) unsafe fn map_over(fd: BorrowedFd<'_>, offset: u64, bytes: usize, address: usize) -> io::Result<Self> {
+        Self::map_given(fd, offset, bytes, ProtFlags::READ | ProtFlags::WRITE, Some(address))
     }
 
     /// The same for reading only: a write to it is a SIGSEGV, so nothing of this process may hand
     /// it out for writing.
     pub fn map_for_reading(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<Self> {
-        Self::map_given(fd, bytes, ProtFlags::READ, None)
+        Self::map_given(fd, 0, bytes, ProtFlags::READ, None)
     }
 
     /// A file of another's making, which may be too short.
-    fn map_given(fd: BorrowedFd<'_>, bytes: usize, rights: ProtFlags, at: Option<usize>) -> io::Result<Self> {
+    fn map_given(
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        bytes: usize,
+        rights: ProtFlags,
+        at: Option<usize>,
+    ) -> io::Result<Self> {
         page_multiple(bytes)?;
-        let length = rustix::fs::fstat(fd)?.st_size;
-        if u64::try_from(length).is_ok_and(|length| length >= bytes as u64) {
-            Self::map_with(fd, 0, bytes, rights, at)
+        let end = offset.checked_add(bytes as u64).ok_or(io::ErrorKind::InvalidInput)?;
+        if is_device(fd)? || u64::try_from(rustix::fs::fstat(fd)?.st_size).is_ok_and(|length| length >= end) {
+            Self::map_with(fd, offset, bytes, rights, at)
         } else {
             Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the segment is shorter than said"))
         }
@@ -155,7 +195,7 @@ impl Segment {
         let base = unsafe { rustix::mm::mmap(at, bytes, rights, flags, fd, offset)? };
         let base = NonNull::new(base.cast::<u8>()).expect("mmap without MAP_FIXED gives no null");
         match Registration::new(base.as_ptr() as usize, page_multiple(bytes)?) {
-            Ok(registration) => Ok(Self { base, bytes, registration, refuses_missing: false }),
+            Ok(registration) => Ok(Self { base, bytes, backing: Backing::Own(registration), refuses_missing: false }),
             Err(error) => {
                 // SAFETY: the range was mapped above and nobody knows of it.
                 let _ = unsafe { rustix::mm::munmap(base.as_ptr().cast(), bytes) };
@@ -218,7 +258,10 @@ impl Segment {
     /// owner must be failed.
     #[inline]
     pub fn poisoned(&self) -> bool {
-        self.registration.poisoned()
+        match &self.backing {
+            Backing::Own(registration) => registration.poisoned(),
+            Backing::Part { whole, .. } => whole.poisoned(),
+        }
     }
 
     /// The children of this process do not get the mapping.
@@ -361,8 +404,9 @@ impl Segment {
 
 impl Drop for Segment {
     fn drop(&mut self) {
+        let Backing::Own(registration) = &self.backing else { return };
         // First, so that the guard never takes what is mapped here next for this segment.
-        self.registration.release();
+        registration.release();
         // SAFETY: the range is ours, and nothing borrows from a segment that is dropped.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
     }
@@ -451,16 +495,31 @@ unsafe extern "C" fn make_access(access: *mut std::ffi::c_void) {
 /// Errors: EINVAL for 0 or more than `isize::MAX` bytes.
 fn sealed_memory(name: &str, bytes: usize, seals: SealFlags) -> io::Result<OwnedFd> {
     let bytes = page_multiple(bytes)?;
-    let name: String = name.chars().filter(|c| *c != '\0').take(NAME_BYTES_MAX / 4).collect();
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let fd = match rustix::fs::memfd_create(name.as_str(), flags | MemfdFlags::NOEXEC_SEAL) {
-        // Linux before 6.3.
-        Err(rustix::io::Errno::INVAL) => rustix::fs::memfd_create(name.as_str(), flags)?,
-        other => other?,
-    };
+    let fd = sealable_file(name)?;
     rustix::fs::ftruncate(&fd, bytes as u64)?;
     rustix::fs::fcntl_add_seals(&fd, seals)?;
     Ok(fd)
+}
+
+/// An empty memfd that can be sealed.
+fn sealable_file(name: &str) -> io::Result<OwnedFd> {
+    let name: String = name.chars().filter(|c| *c != '\0').take(NAME_BYTES_MAX / 4).collect();
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    Ok(match rustix::fs::memfd_create(name.as_str(), flags | MemfdFlags::NOEXEC_SEAL) {
+        // Linux before 6.3.
+        Err(rustix::io::Errno::INVAL) => rustix::fs::memfd_create(name.as_str(), flags)?,
+        other => other?,
+    })
+}
+
+/// A memfd with these bytes, which nobody can change.
+pub fn sealed_file(name: &str, bytes: &[u8]) -> io::Result<OwnedFd> {
+    let file = sealable_file(name)?;
+    if rustix::io::pwrite(&file, bytes, 0)? != bytes.len() {
+        return Err(io::ErrorKind::WriteZero.into());
+    }
+    rustix::fs::fcntl_add_seals(&file, SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(file)
 }
 
 /// Memory for others, sealed against shrinking, growing and further seals, and not mapped here.
@@ -472,6 +531,11 @@ pub fn foreign_memory(name: &str, bytes: usize) -> io::Result<OwnedFd> {
 /// are stay as they are.
 pub fn forbid_writing(fd: BorrowedFd<'_>) -> io::Result<()> {
     Ok(rustix::fs::fcntl_add_seals(fd, SealFlags::FUTURE_WRITE | SealFlags::SEAL)?)
+}
+
+/// A character device, such as `/dev/dax0.0`: it has no length to look at, and refuses to map what it has not.
+fn is_device(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    Ok(rustix::fs::FileType::from_raw_mode(rustix::fs::fstat(fd)?.st_mode) == rustix::fs::FileType::CharacterDevice)
 }
 
 pub(crate) fn page_multiple(bytes: usize) -> io::Result<usize> {

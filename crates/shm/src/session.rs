@@ -24,16 +24,21 @@ impl SessionSegment {
     /// Router: makes it; the descriptor is for the library.
     pub fn create() -> io::Result<(Self, OwnedFd)> {
         let (segment, fd) = Segment::create("freeflow-session", session::BYTES)?;
-        // Relaxed, both: the descriptor is passed on after this.
-        segment.u64(session::MAGIC).store(SESSION_MAGIC, Ordering::Relaxed);
-        segment.u32(session::VERSION).store(LAYOUT_VERSION, Ordering::Relaxed);
-        Ok((Self { segment }, fd))
+        Ok((Self::create_in(segment), fd))
     }
 
-    /// Library: maps it. Errors: `InvalidData` if it is no session segment, `Unsupported` if of
-    /// another version.
-    pub fn map(fd: BorrowedFd<'_>) -> io::Result<Self> {
-        let segment = Segment::map(fd, session::BYTES)?;
+    /// Router: makes it in a segment of [`session::BYTES`] zero bytes.
+    pub fn create_in(segment: Segment) -> Self {
+        // Relaxed, both: the library hears of it after this.
+        segment.u64(session::MAGIC).store(SESSION_MAGIC, Ordering::Relaxed);
+        segment.u32(session::VERSION).store(LAYOUT_VERSION, Ordering::Relaxed);
+        Self { segment }
+    }
+
+    /// Library: maps it, from `offset` of the file on. Errors: `InvalidData` if it is no session segment, `Unsupported`
+    /// if of another version.
+    pub fn map(fd: BorrowedFd<'_>, offset: u64) -> io::Result<Self> {
+        let segment = Segment::map_at(fd, offset, session::BYTES)?;
         // Relaxed, both: stored before the descriptor was passed on.
         if segment.u64(session::MAGIC).load(Ordering::Relaxed) != SESSION_MAGIC {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "not a FreeFlow session"));

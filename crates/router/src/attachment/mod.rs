@@ -7,11 +7,13 @@
 //! - [`local`]: the router shares a kernel with the processes ([`identify`]: the threads that look at them; [`borrow`]:
 //!   what those have mapped);
 //! - [`remote`]: another process does, the vNIC's near half, at the other end of a stream ([`relay`]: events);
+//! - [`guest`]: the processes are those of a virtual machine;
 //! - [`near`]: that near half; [`near_halves`]: those of a router, for tests.
 //!
 //! Memory that router and process share (segments, rings) needs none of this.
 
 pub mod borrow;
+pub mod guest;
 pub mod identify;
 pub mod local;
 pub mod near;
@@ -23,6 +25,7 @@ mod remote_tests;
 
 use crate::admission::account::Charge;
 use crate::attachment::borrow::{BorrowAnswer, Borrowing};
+use crate::attachment::guest::shared_memory::SharedMemory;
 use crate::memory::freezer::{Answer, FreezeCommand};
 use crate::memory::slow_path::TenantMemory;
 use freeflow_shm::fd::PeerCredentials;
@@ -64,6 +67,11 @@ pub trait Attachment: Send + Sync {
 
     /// Why it has ended: nothing is reached by it any more, and another one takes its place.
     fn ended(&self) -> Option<&'static str>;
+
+    /// Where all memory lies that the router shares with the vNIC's processes, if that is one file.
+    fn shared_memory(&self) -> Option<&Arc<SharedMemory>> {
+        None
+    }
 }
 
 /// The process of one connection.

@@ -14,8 +14,8 @@ use crate::memory::freezer::FreezeCommand;
 use crate::memory::slow_path::TenantMemory;
 use freeflow_protocol::attachment::{ACCESS_BYTES_MAX, Answer, Report, Request};
 use freeflow_protocol::{MESSAGE_BYTES_MAX, decode, encode};
-use freeflow_shm::Doorbell;
 use freeflow_shm::fd::{self, PeerCredentials, send_record};
+use freeflow_shm::{Doorbell, Segment};
 use freeflow_verbs::{AtomicOperation, VerbsError};
 use rustix::event::epoll;
 use rustix::io::Errno;
@@ -78,17 +78,30 @@ struct Access {
 
 enum AccessKind {
     Read { length: u32 },
+    ReadStaged { length: u32 },
+    WriteStaged { length: u32 },
     Write { bytes: Vec<u8> },
     Atomic(AtomicOperation),
 }
 
 impl Access {
-    fn perform(&self) -> io::Result<Answer> {
+    fn perform(&self, staging: Option<&Segment>) -> io::Result<Answer> {
         match &self.kind {
             AccessKind::Read { length } => {
                 let mut bytes = vec![0; (*length as usize).min(ACCESS_BYTES_MAX)];
                 self.memory.read(&mut bytes, self.address)?;
                 Ok(Answer::Bytes(bytes))
+            }
+            AccessKind::ReadStaged { length } => {
+                let (staging, mut bytes) = staged(staging, *length)?;
+                self.memory.read(&mut bytes, self.address)?;
+                staging.write(0, &bytes, false).map_err(io::Error::other)?;
+                Ok(Answer::Done)
+            }
+            AccessKind::WriteStaged { length } => {
+                let (staging, mut bytes) = staged(staging, *length)?;
+                staging.read(0, &mut bytes).map_err(io::Error::other)?;
+                self.memory.write(&bytes, self.address).map(|()| Answer::Done)
             }
             AccessKind::Write { bytes } => self.memory.write(bytes, self.address).map(|()| Answer::Done),
             AccessKind::Atomic(operation) => self.memory.atomic(self.address, *operation).map(Answer::Value),
@@ -96,9 +109,16 @@ impl Access {
     }
 }
 
-fn access(accesses: &Receiver<Access>, router: &Router) {
+/// The staging area, and room for so many of its bytes.
+fn staged(staging: Option<&Segment>, length: u32) -> io::Result<(&Segment, Vec<u8>)> {
+    let staging = staging.filter(|staging| length as usize <= staging.bytes());
+    let staging = staging.ok_or_else(|| io::Error::other("more bytes than can be staged"))?;
+    Ok((staging, vec![0; length as usize]))
+}
+
+fn access(accesses: &Receiver<Access>, router: &Router, staging: Option<&Segment>) {
     while let Ok(access) = accesses.recv() {
-        let outcome = access.perform().map_err(|_| VerbsError::InvalidArgument);
+        let outcome = access.perform(staging).map_err(|_| VerbsError::InvalidArgument);
         router.answer(access.request, outcome);
     }
 }
@@ -125,10 +145,11 @@ struct Near {
 }
 
 /// Serves one vNIC until the stream ends. `alive` is dropped when no thread of the vNIC is left that a process blocks.
+/// `staging`: what the router has mapped, too, if it is another kernel's.
 ///
 /// # Errors
 /// No thread or descriptor is to be had, or the router sends nonsense.
-pub fn serve(stream: OwnedFd, account: Arc<Account>, alive: Arc<()>) -> io::Result<()> {
+pub fn serve(stream: OwnedFd, account: Arc<Account>, alive: Arc<()>, staging: Option<Segment>) -> io::Result<()> {
     freeflow_shm::prefer_short_slices();
     let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
     let router = Router(Arc::new(stream));
@@ -140,7 +161,7 @@ pub fn serve(stream: OwnedFd, account: Arc<Account>, alive: Arc<()>) -> io::Resu
     let body = move || {
         privileges::enter(ThreadKind::SlowPath);
         freeflow_shm::prefer_short_slices();
-        access(&received, &own);
+        access(&received, &own, staging.as_ref());
         drop(held);
     };
     std::thread::Builder::new().name(ThreadKind::SlowPath.name().into()).stack_size(256 * 1024).spawn(body)?;
@@ -183,6 +204,14 @@ impl Near {
         match message {
             Request::Identify { request, pid, uid, gid } => {
                 self.identify(request, PeerCredentials { pid, uid, gid }, descriptor.ok_or_else(missing)?);
+            }
+            // An agent's: it sends `Identify` in its place.
+            Request::IdentifyConnection { request, .. } => self.router.answer(request, Err(VerbsError::NotFound)),
+            Request::ReadStaged { request, process, address, length } => {
+                self.access((request, process), address, AccessKind::ReadStaged { length })?;
+            }
+            Request::WriteStaged { request, process, address, length } => {
+                self.access((request, process), address, AccessKind::WriteStaged { length })?;
             }
             Request::LetGo { process } => {
                 if let Some(process) = self.processes.get(&process) {

@@ -11,7 +11,7 @@ use crate::admission::account::{Account, Commons};
 use crate::attachment::near;
 use crate::base::log::{Lines, info, warning};
 use crate::base::privileges::{self, ThreadKind};
-use freeflow_shm::{fd, monotonic_ns};
+use freeflow_shm::{Segment, fd, monotonic_ns};
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -69,6 +69,23 @@ impl NearHalves {
         fd::send_message(&*self.0, vnic.as_bytes(), &[theirs.as_fd()])?;
         Ok(stream)
     }
+}
+
+/// A near half of this process, for the agent of a virtual machine: the router's end of its stream. It ends with that.
+///
+/// # Errors
+/// No thread or descriptor is to be had.
+pub fn begin_near_half(staging: Segment) -> io::Result<OwnedFd> {
+    let (stream, theirs) = fd::seqpacket_pair()?;
+    let account = Arc::new(Account::new(Arc::new(Commons::of_process())));
+    let body = move || {
+        if let Err(error) = near::serve(theirs, account, Arc::new(()), Some(staging)) {
+            warning!("the near half has ended", error = error);
+        }
+    };
+    let thread = std::thread::Builder::new().name(ThreadKind::Near.name().into()).stack_size(256 * 1024);
+    thread.spawn(body)?;
+    Ok(stream)
 }
 
 /// The other end: begins a near half for each stream that comes.
@@ -157,7 +174,7 @@ impl Halves {
         let (vnic, account) = (vnic.to_owned(), halves.account.clone());
         let body = move || {
             privileges::enter(ThreadKind::Near);
-            if let Err(error) = near::serve(stream, account, alive) {
+            if let Err(error) = near::serve(stream, account, alive, None) {
                 warning!("the near half of a vNIC has ended", vnic = vnic, error = error);
             }
         };

@@ -20,7 +20,7 @@ use crate::memory::slow_path::TenantMemory;
 use freeflow_protocol::attachment::{ACCESS_BYTES_MAX, Answer, Report, Request};
 use freeflow_protocol::{MESSAGE_BYTES_MAX, decode, encode};
 use freeflow_shm::fd::event_sockets;
-use freeflow_shm::{Doorbell, fd};
+use freeflow_shm::{Doorbell, Segment, fd};
 use freeflow_verbs::{AtomicOperation, VerbsError};
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
@@ -89,6 +89,8 @@ struct Shared {
     state: Mutex<State>,
     wake: Doorbell,
     answer_time_max: Duration,
+    /// Where bytes of an access lie, if they don't travel in messages. Held for one access.
+    staging: Option<Mutex<Segment>>,
 }
 
 impl Shared {
@@ -129,6 +131,14 @@ impl Shared {
         }
     }
 
+    /// The same where the answer says no more than that it is done.
+    fn wait_done(&self, request: impl FnOnce(u64) -> Request) -> io::Result<()> {
+        match self.wait(request)? {
+            Answer::Done => Ok(()),
+            _ => Err(self.malformed()),
+        }
+    }
+
     fn end(&self, reason: Reason) {
         self.lock().over.get_or_insert(reason);
         self.wake.kick();
@@ -153,8 +163,30 @@ impl Remote {
         answer_time_max: Duration,
         ended: impl FnOnce() + Send + 'static,
     ) -> io::Result<Self> {
+        Self::start_with(stream, answer_time_max, None, ended)
+    }
+
+    /// The same where both sides have mapped `staging`: bytes of accesses to memory lie there.
+    ///
+    /// # Errors
+    /// No thread or descriptor is to be had.
+    pub fn start_staged(
+        stream: OwnedFd,
+        answer_time_max: Duration,
+        staging: Segment,
+        ended: impl FnOnce() + Send + 'static,
+    ) -> io::Result<Self> {
+        Self::start_with(stream, answer_time_max, Some(Mutex::new(staging)), ended)
+    }
+
+    fn start_with(
+        stream: OwnedFd,
+        answer_time_max: Duration,
+        staging: Option<Mutex<Segment>>,
+        ended: impl FnOnce() + Send + 'static,
+    ) -> io::Result<Self> {
         fd::set_nonblocking(&stream, true)?;
-        let shared = Arc::new(Shared { state: Mutex::default(), wake: Doorbell::new()?, answer_time_max });
+        let shared = Arc::new(Shared { state: Mutex::default(), wake: Doorbell::new()?, answer_time_max, staging });
         let mut thread = Thread::new(shared.clone(), stream)?;
         let body = move || {
             privileges::enter(ThreadKind::Attachment);
@@ -168,20 +200,22 @@ impl Remote {
         std::thread::Builder::new().name(ThreadKind::Attachment.name().into()).stack_size(256 * 1024).spawn(body)?;
         Ok(Self(shared))
     }
-}
 
-impl Drop for Remote {
-    fn drop(&mut self) {
-        self.0.end(DETACHED);
+    /// Has the process looked at that has connected to a guest agent, by the connection's number there. False: there
+    /// is no descriptor to be had.
+    pub fn identify_connection(&self, connection: u64, charge: Arc<Charge>, found: Found) -> bool {
+        self.identify_by(charge, found, None, |request| Request::IdentifyConnection { request, connection }).is_ok()
     }
-}
 
-impl Attachment for Remote {
-    fn identify(&self, peer: Peer, found: Found) -> Result<(), Box<dyn Any + Send>> {
-        let Ok(end) = Doorbell::new() else { return Err(Box::new((peer, found))) };
+    fn identify_by(
+        &self,
+        charge: Arc<Charge>,
+        found: Found,
+        pidfd: Option<OwnedFd>,
+        request_of: impl FnOnce(u64) -> Request,
+    ) -> Result<(), (Arc<Charge>, Found, Option<OwnedFd>)> {
+        let Ok(end) = Doorbell::new() else { return Err((charge, found, pidfd)) };
         let end = Arc::new(end);
-        let Peer { credentials, pidfd, charge } = peer;
-        let fd::PeerCredentials { pid, uid, gid } = credentials;
         let request = self.0.number();
         self.0.lock().ends.insert(request, end.clone());
         // Dropped, it is forgotten, whatever comes of it.
@@ -193,8 +227,23 @@ impl Attachment for Remote {
                 Err(error) => Err(io::Error::other(error)),
             });
         };
-        self.0.ask(request, &Request::Identify { request, pid, uid, gid }, Some(pidfd), Box::new(then));
+        self.0.ask(request, &request_of(request), pidfd, Box::new(then));
         Ok(())
+    }
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        self.0.end(DETACHED);
+    }
+}
+
+impl Attachment for Remote {
+    fn identify(&self, peer: Peer, found: Found) -> Result<(), Box<dyn Any + Send>> {
+        let Peer { credentials, pidfd, charge } = peer;
+        let fd::PeerCredentials { pid, uid, gid } = credentials;
+        let request_of = |request| Request::Identify { request, pid, uid, gid };
+        self.identify_by(charge, found, Some(pidfd), request_of).map_err(|held| Box::new(held) as Box<dyn Any + Send>)
     }
 
     fn event_channel(&self, bytes: usize) -> io::Result<(OwnedFd, OwnedFd)> {
@@ -284,15 +333,25 @@ impl AttachedProcess for RemoteProcess {
     }
 }
 
-/// A process' memory, a message for each [`ACCESS_BYTES_MAX`].
+/// A process' memory, a message for each [`ACCESS_BYTES_MAX`], or for as much as is staged at a time.
 struct RemoteMemory(Arc<Name>);
 
 impl TenantMemory for RemoteMemory {
     fn read(&self, into: &mut [u8], address: u64) -> io::Result<()> {
         let Name { id: process, shared } = &*self.0;
         let process = *process;
+        if let Some(staging) = &shared.staging {
+            let staging = staging.lock().unwrap_or_else(PoisonError::into_inner);
+            let size = staging.bytes();
+            for (at, piece) in into.chunks_mut(size).enumerate() {
+                let (address, length) = (offset(address, at, size)?, piece.len() as u32);
+                shared.wait_done(|request| Request::ReadStaged { request, process, address, length })?;
+                staging.read(0, piece).map_err(io::Error::other)?;
+            }
+            return Ok(());
+        }
         for (at, piece) in into.chunks_mut(ACCESS_BYTES_MAX).enumerate() {
-            let (address, length) = (offset(address, at)?, piece.len() as u32);
+            let (address, length) = (offset(address, at, ACCESS_BYTES_MAX)?, piece.len() as u32);
             match shared.wait(|request| Request::Read { request, process, address, length })? {
                 Answer::Bytes(bytes) if bytes.len() == piece.len() => piece.copy_from_slice(&bytes),
                 _ => return Err(shared.malformed()),
@@ -304,12 +363,19 @@ impl TenantMemory for RemoteMemory {
     fn write(&self, from: &[u8], address: u64) -> io::Result<()> {
         let Name { id: process, shared } = &*self.0;
         let process = *process;
-        for (at, piece) in from.chunks(ACCESS_BYTES_MAX).enumerate() {
-            let (address, bytes) = (offset(address, at)?, piece.to_vec());
-            match shared.wait(|request| Request::Write { request, process, address, bytes })? {
-                Answer::Done => {}
-                _ => return Err(shared.malformed()),
+        if let Some(staging) = &shared.staging {
+            let staging = staging.lock().unwrap_or_else(PoisonError::into_inner);
+            let size = staging.bytes();
+            for (at, piece) in from.chunks(size).enumerate() {
+                let (address, length) = (offset(address, at, size)?, piece.len() as u32);
+                staging.write(0, piece, false).map_err(io::Error::other)?;
+                shared.wait_done(|request| Request::WriteStaged { request, process, address, length })?;
             }
+            return Ok(());
+        }
+        for (at, piece) in from.chunks(ACCESS_BYTES_MAX).enumerate() {
+            let (address, bytes) = (offset(address, at, ACCESS_BYTES_MAX)?, piece.to_vec());
+            shared.wait_done(|request| Request::Write { request, process, address, bytes })?;
         }
         Ok(())
     }
@@ -325,9 +391,9 @@ impl TenantMemory for RemoteMemory {
 }
 
 /// The address of the piece with this number.
-fn offset(address: u64, piece: usize) -> io::Result<u64> {
+fn offset(address: u64, piece: usize, piece_bytes: usize) -> io::Result<u64> {
     let beyond = || io::Error::other("beyond the address space");
-    address.checked_add((piece * ACCESS_BYTES_MAX) as u64).ok_or_else(beyond)
+    address.checked_add((piece * piece_bytes) as u64).ok_or_else(beyond)
 }
 
 /// State of a stream's thread.

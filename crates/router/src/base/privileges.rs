@@ -63,6 +63,7 @@ pub enum ThreadKind {
     NearHalves,
     NetworkReconciler,
     Freezer,
+    Guest,
     Identify,
     CopyThread,
     Peers,
@@ -72,7 +73,7 @@ pub enum ThreadKind {
 }
 
 impl ThreadKind {
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::Main,
         Self::Api,
         Self::ApiDisk,
@@ -87,6 +88,7 @@ impl ThreadKind {
         Self::NearHalves,
         Self::NetworkReconciler,
         Self::Freezer,
+        Self::Guest,
         Self::Identify,
         Self::CopyThread,
         Self::Peers,
@@ -112,6 +114,7 @@ impl ThreadKind {
             Self::NearHalves => "ff-near-halves",
             Self::NetworkReconciler => "ff-networks",
             Self::Freezer => "ff-freezer",
+            Self::Guest => "ff-guest",
             Self::Identify => "ff-identify",
             Self::CopyThread => "ff-copy",
             Self::Peers => "ff-peers",

@@ -262,6 +262,9 @@ const FILES_CHANGED: &[Call] = calls![
     SYS_utimensat,
 ];
 
+/// Punching holes into files.
+const CLEARING: &[Call] = calls![SYS_fallocate];
+
 /// Opening files for whatever.
 const OPENING: &[Call] = calls![
     #[cfg(target_arch = "x86_64")]
@@ -348,6 +351,8 @@ fn purposes(kind: ThreadKind) -> &'static [&'static [Call]] {
         ThreadKind::Near => &[EVENTS, SOCKETS, PROCESSES],
         ThreadKind::NearHalves => &[SOCKETS],
         ThreadKind::NetworkReconciler => &[SOCKETS, PROCESSES],
+        // Clears the file of a shared-memory device.
+        ThreadKind::Guest => &[EVENTS, SOCKETS, SOCKETS_MADE, CLEARING],
         ThreadKind::Freezer => &[FILES, PROCESSES, STOPPING],
         // Opens a process' memory for writing, too.
         ThreadKind::Identify => &[FILES, OPENING, PROCESSES],
@@ -368,9 +373,11 @@ fn begun_by(kind: ThreadKind) -> &'static [ThreadKind] {
             ThreadKind::Closer,
             ThreadKind::SlowPath,
             ThreadKind::Freezer,
+            ThreadKind::Guest,
             ThreadKind::Identify,
             ThreadKind::Store,
         ],
+        ThreadKind::Guest => &[ThreadKind::Attachment],
         ThreadKind::Near => &[ThreadKind::Closer, ThreadKind::SlowPath, ThreadKind::Freezer, ThreadKind::Identify],
         ThreadKind::NearHalves => &[ThreadKind::Near],
         ThreadKind::Worker => &[ThreadKind::Closer, ThreadKind::SlowPath],

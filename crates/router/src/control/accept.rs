@@ -3,6 +3,7 @@
 //! The socket that a client connected to names the vNIC; SO_PEERPIDFD names the process. The rest
 //! is found out by its attachment, see `attachment`.
 use crate::admission::account::Charge;
+use crate::attachment::guest::GuestConnection;
 use crate::attachment::identify::WAITING_COUNT_MAX;
 use crate::attachment::{AttachedProcess, Peer};
 use crate::base::log::warning;
@@ -116,11 +117,26 @@ impl Control {
         if has_room_again && is_there {
             self.set_accepting(vnic, true);
         }
-        let process = match process {
-            Ok(process) if is_there => process,
-            Ok(process) => return self.dispose(&id, (newcomer, process), 1),
-            Err(error) => return self.refuse(vnic, &error, newcomer),
-        };
+        match process {
+            Ok(process) if is_there => self.begin_session_of(vnic, newcomer, process),
+            Ok(process) => self.dispose(&id, (newcomer, process), 1),
+            Err(error) => self.refuse(vnic, &error, newcomer),
+        }
+    }
+
+    /// A library of a virtual machine has connected, by the machine's agent.
+    pub(crate) fn accept_guest(&mut self, vnic: &str, connection: GuestConnection) {
+        let GuestConnection { socket, credentials, charge, process } = connection;
+        let newcomer = Newcomer { socket, credentials, charge };
+        match (self.vnics_by_id.get(vnic).copied(), process) {
+            (Some(key), Ok(process)) => self.begin_session_of(key, newcomer, process),
+            (Some(key), Err(error)) => self.refuse(key, &error, newcomer),
+            (None, process) => self.dispose("", (newcomer, process), 1),
+        }
+    }
+
+    fn begin_session_of(&mut self, vnic: Key, newcomer: Newcomer, process: Box<dyn AttachedProcess>) {
+        let id = self.id_of(vnic);
         let Newcomer { socket, credentials, charge } = newcomer;
         let key = self.connections.insert(Connection {
             socket,

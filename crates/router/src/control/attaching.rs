@@ -1,6 +1,7 @@
 //! Attachments of vNICs on the control thread: making each, and the vNIC's fate when it ends.
 use crate::admission::account::Account;
 use crate::attachment::Attachment;
+use crate::attachment::guest::{Guest, GuestParameters};
 use crate::attachment::local::Local;
 use crate::attachment::remote::{ANSWER_TIME_MAX, Remote};
 use crate::base::deferred_drop::Closer;
@@ -8,10 +9,33 @@ use crate::base::log::warning;
 use crate::base::slab::Key;
 use crate::control::message::Message;
 use crate::control::thread::Control;
+use crate::control::vnic_entry::{Record, directory};
 use std::io;
 use std::sync::Arc;
 
 impl Control {
+    /// Of a new vNIC.
+    ///
+    /// # Errors
+    /// As [`Self::new_attachment`]; or the shared-memory device of a virtual machine can't be made.
+    pub(crate) fn first_attachment(
+        &self,
+        record: &Record,
+        account: Arc<Account>,
+        closer: Arc<Closer>,
+    ) -> io::Result<Arc<dyn Attachment>> {
+        let Some(bytes) = record.guest_memory() else { return self.new_attachment(&record.id, account, closer) };
+        let (own, vnic) = (self.own.clone(), record.id.clone());
+        let connected = move |connection| {
+            own.send(Message::GuestConnected { vnic: vnic.clone(), connection: Box::new(connection) });
+        };
+        // Twice: the limit itself is refused by a reply to Hello.
+        let connection_count_max = u64::from(record.limits.session_count_max).saturating_mul(2);
+        let parameters = GuestParameters { account, connection_count_max, connected: Arc::new(connected) };
+        let directory = directory(&self.config.run_dir, &record.id);
+        Ok(Arc::new(Guest::start(&record.id, &directory, bytes, parameters)?))
+    }
+
     /// As this router has it, for the vNIC of this name.
     ///
     /// # Errors

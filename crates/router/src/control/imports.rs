@@ -114,7 +114,9 @@ impl Control {
     pub(crate) fn import_segment(&mut self, key: Key, context: Handle, segment: Handle) -> Outcome {
         let found = self.exporter_of(key, context)?.objects.segments.get(segment)?;
         let length = found.segment.bytes() as u64;
-        let descriptor = found.lease.descriptor().ok_or(VerbsError::NoMemory)?;
+        let is_in_guest = self.vnic_of(key).is_some_and(|vnic| vnic.attachment.shared_memory().is_some());
+        let refusal = if is_in_guest { VerbsError::NotSupported } else { VerbsError::NoMemory };
+        let descriptor = found.lease.descriptor().ok_or(refusal)?;
         if !found.lease.mark_imported() {
             return Err(VerbsError::NotSupported);
         }

@@ -159,6 +159,7 @@ impl Control {
         match message {
             Message::PeersUpdated { updates, backlog } => self.handle_peers_updates(updates, &backlog),
             Message::Identified { vnic, newcomer, process } => self.finish_connection(vnic, *newcomer, process),
+            Message::GuestConnected { vnic, connection } => self.accept_guest(&vnic, *connection),
             Message::AttachmentEnded { vnic } => self.handle_attachment_ended(&vnic),
             Message::ThreadsFrozen { connection, result } => {
                 let answer = result.map_or_else(Answer::from, |()| Answer::done());

@@ -3,6 +3,7 @@ use crate::admission::access::RuleCounts;
 use crate::admission::account::Charge;
 use crate::api::plane::ApiRequest;
 use crate::attachment::AttachedProcess;
+use crate::attachment::guest::GuestConnection;
 use crate::audit::Who;
 use crate::base::slab::Key;
 use crate::base::wake::Waker;
@@ -41,6 +42,11 @@ pub(crate) enum Message {
         vnic: Key,
         newcomer: Box<Newcomer>,
         process: io::Result<Box<dyn AttachedProcess>>,
+    },
+    /// A connection of a virtual machine's vNIC: its process was looked at.
+    GuestConnected {
+        vnic: String,
+        connection: Box<GuestConnection>,
     },
     /// A vNIC's attachment has ended by itself.
     AttachmentEnded {

@@ -5,7 +5,7 @@ use crate::base::slab::Key;
 use crate::control::session::{ContextEntry, Objects};
 use freeflow_engine::{ContextId, VnicId};
 use freeflow_protocol::library::{Handle, PASS_BYTES};
-use rustix::fs::{MemfdFlags, SealFlags};
+use freeflow_shm::sealed_file;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -83,34 +83,9 @@ impl Opening {
     }
 }
 
-/// A memfd with these bytes, which nobody can change.
-fn sealed_file(name: &str, bytes: &[u8]) -> io::Result<OwnedFd> {
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let file = match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
-        // Linux before 6.3.
-        Err(rustix::io::Errno::INVAL) => rustix::fs::memfd_create(name, flags)?,
-        other => other?,
-    };
-    if rustix::io::pwrite(&file, bytes, 0)? != bytes.len() {
-        return Err(io::ErrorKind::WriteZero.into());
-    }
-    rustix::fs::fcntl_add_seals(&file, SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-    Ok(file)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_file_of_a_pass_can_not_be_changed() {
-        let file = sealed_file("test", b"0123456789abcdef").unwrap();
-        assert!(rustix::io::pwrite(&file, b"x", 0).is_err());
-        assert!(rustix::fs::ftruncate(&file, 0).is_err());
-        let mut bytes = [0; PASS_BYTES];
-        assert_eq!(rustix::io::pread(&file, &mut bytes, 0), Ok(PASS_BYTES));
-        assert_eq!(&bytes, b"0123456789abcdef");
-    }
 
     #[test]
     fn a_dropped_pass_names_nothing() {

@@ -10,7 +10,7 @@ use crate::control::message::Message;
 use crate::control::passes::Opening;
 use crate::control::requests_remap::SegmentPart;
 use crate::control::session::{
-    Answer, ChannelEntry, Connection, CqEntry, MrEntry, Objects, PdEntry, SegmentEntry, SrqEntry,
+    Answer, ChannelEntry, Connection, CqEntry, MrEntry, NamedMemory, Objects, PdEntry, SegmentEntry, SrqEntry,
 };
 use crate::control::session::{Freed, Handled, Outcome};
 use crate::control::thread::Control;
@@ -160,11 +160,11 @@ impl Control {
         key: Key,
         name: &str,
         bytes: usize,
-    ) -> Result<(Arc<Segment>, OwnedFd, Charge), VerbsError> {
+    ) -> Result<(Arc<Segment>, NamedMemory, Charge), VerbsError> {
         let vnic = self.vnic_of(key).ok_or(VerbsError::DeviceFatal)?;
         let charge = Charge::ring(&vnic.account, bytes as u64, &vnic.record.limits)?;
-        let (segment, descriptor) = Segment::create(name, bytes).map_err(|_| VerbsError::NoMemory)?;
-        Ok((Arc::new(segment), descriptor, charge))
+        let (segment, memory) = vnic.new_memory(bytes, |bytes| Segment::create(name, bytes))?;
+        Ok((Arc::new(segment), memory, charge))
     }
 
     /// A new segment for data, within the vNIC's limits.
@@ -173,11 +173,11 @@ impl Control {
         key: Key,
         bytes: u64,
         create: impl FnOnce(usize) -> io::Result<(Segment, OwnedFd)>,
-    ) -> Result<(Arc<Segment>, OwnedFd, Charge), VerbsError> {
+    ) -> Result<(Arc<Segment>, NamedMemory, Charge), VerbsError> {
         let charge = self.charge_segment(key, bytes)?;
         let bytes = usize::try_from(bytes).map_err(|_| VerbsError::NoMemory)?;
-        let (segment, descriptor) = create(bytes).map_err(|_| VerbsError::NoMemory)?;
-        Ok((Arc::new(segment), descriptor, charge))
+        let (segment, memory) = self.vnic_of(key).ok_or(VerbsError::DeviceFatal)?.new_memory(bytes, create)?;
+        Ok((Arc::new(segment), memory, charge))
     }
 
     /// A new context, or an imported one.
@@ -253,14 +253,19 @@ impl Control {
             }
             Ok((segment, descriptor))
         };
-        let (segment, descriptor, charge) = self.new_data_segment(key, length, create)?;
+        let (segment, memory, charge) = self.new_data_segment(key, length, create)?;
         // Kept for processes that import it or that it is granted to, if there is one to spare.
         let vnic = self.vnic_of(key).ok_or(VerbsError::DeviceFatal)?;
-        let kept = Charge::descriptor(&vnic.account).ok().and_then(|held| Some((descriptor.try_clone().ok()?, held)));
+        let kept = match &memory {
+            NamedMemory::File(file) => {
+                Charge::descriptor(&vnic.account).ok().and_then(|held| Some((file.try_clone().ok()?, held)))
+            }
+            NamedMemory::Offset(_) => None,
+        };
         let lease = SegmentLease::new(kept, charge);
         let entry = SegmentEntry { segment, mapped_at: None, lease, _import: None };
         let segment = self.objects(key)?.segments.insert(entry);
-        Ok(Handled::Answered(Answer::with(Reply::Segment { segment, length }, vec![descriptor])))
+        Ok(Handled::Answered(Answer::with_memory(Reply::Segment { segment, length }, memory, Vec::new())))
     }
 
     fn map_segment(&mut self, at: (Key, SessionId), segment: Handle, address: u64) -> Outcome {
@@ -343,14 +348,14 @@ impl Control {
         if cqe == 0 || cqe > CQE_COUNT_MAX || cookie >= COOKIE_COUNT || objects.cq_cookies.contains(&cookie) {
             return Err(VerbsError::InvalidArgument);
         }
-        let (segment, descriptor, charge) = self.new_ring(key, "freeflow-cq", cq_bytes(cqe))?;
+        let (segment, memory, charge) = self.new_ring(key, "freeflow-cq", cq_bytes(cqe))?;
         let segment_bytes = segment.bytes() as u64;
         let ring = CompletionProducer::new(segment, cqe, 0);
         let command = CreateCq { session, context, cookie, cqe, ring, channel: channel_pipe, timestamps };
         self.submit(at, command, move |connection, id| {
             connection.objects.cq_cookies.insert(cookie);
             let cq = connection.objects.cqs.insert(CqEntry { id, channel, cookie, charges: vec![charge] });
-            Answer::with(Reply::Cq { cq, cqe, segment_bytes }, vec![descriptor])
+            Answer::with_memory(Reply::Cq { cq, cqe, segment_bytes }, memory, Vec::new())
         })
     }
 
@@ -359,7 +364,7 @@ impl Control {
         if cqe == 0 || cqe > CQE_COUNT_MAX {
             return Err(VerbsError::InvalidArgument);
         }
-        let (segment, descriptor, charge) = self.new_ring(at.0, "freeflow-cq", cq_bytes(cqe))?;
+        let (segment, memory, charge) = self.new_ring(at.0, "freeflow-cq", cq_bytes(cqe))?;
         let segment_bytes = segment.bytes() as u64;
         self.submit_freeing(at, ResizeCq { cq: id, cqe, segment }, move |connection, before_previous| {
             let mut surplus = Vec::new();
@@ -368,7 +373,7 @@ impl Control {
                 let count = entry.charges.len().saturating_sub(2);
                 surplus.extend(entry.charges.drain(..count));
             }
-            let answer = Answer::with(Reply::Cq { cq, cqe, segment_bytes }, vec![descriptor]);
+            let answer = Answer::with_memory(Reply::Cq { cq, cqe, segment_bytes }, memory, Vec::new());
             (answer, Freed { bytes: bytes_of(&surplus), thing: Box::new((before_previous, surplus)) })
         })
     }
@@ -410,14 +415,14 @@ impl Control {
         objects.check_doorbell(cookie)?;
         let granted = grant_srq_attributes(&attributes)?;
         let shape = QueueShape::receive(granted.max_wr, granted.max_sge);
-        let (segment, descriptor, charge) = self.new_ring(key, "freeflow-srq", shape.bytes())?;
+        let (segment, memory, charge) = self.new_ring(key, "freeflow-srq", shape.bytes())?;
         let segment_bytes = segment.bytes() as u64;
         let receive = RequestConsumer::new(segment, 0, shape, granted.max_wr, granted.max_sge, 0);
         let command = CreateSrq { session, context, pd, cookie, attributes, xrc, receive };
         self.submit(at, command, move |connection, (id, number, attributes)| {
             connection.objects.doorbells.insert(cookie);
             let srq = connection.objects.srqs.insert(SrqEntry { id, cookie, _charge: charge });
-            Answer::with(Reply::Srq { srq, number, attributes, segment_bytes }, vec![descriptor])
+            Answer::with_memory(Reply::Srq { srq, number, attributes, segment_bytes }, memory, Vec::new())
         })
     }
 

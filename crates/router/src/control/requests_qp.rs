@@ -134,7 +134,7 @@ impl Control {
         let send_shape = QueueShape::send(granted.max_send_wr, granted.max_send_sge, granted.max_inline_data);
         let receive_shape = QueueShape::receive(granted.max_recv_wr, granted.max_recv_sge);
         let bytes = send_shape.bytes() + receive_shape.bytes();
-        let (segment, descriptor, charge) = self.new_ring(key, "freeflow-qp", bytes)?;
+        let (segment, memory, charge) = self.new_ring(key, "freeflow-qp", bytes)?;
         let segment_bytes = segment.bytes() as u64;
         let send = {
             let (wr, sge) = (granted.max_send_wr, granted.max_send_sge);
@@ -162,7 +162,7 @@ impl Control {
         self.submit(at, CreateQp { init, qp, changes }, move |connection, (id, qpn)| {
             connection.objects.doorbells.insert(cookie);
             let qp = connection.objects.qps.insert(QpEntry { id, cookie, is_datagram, _charge: Some(charge) });
-            Answer::with(Reply::Qp { qp, qpn: qpn.0, capabilities: granted, segment_bytes }, vec![descriptor])
+            Answer::with_memory(Reply::Qp { qp, qpn: qpn.0, capabilities: granted, segment_bytes }, memory, Vec::new())
         })
     }
 

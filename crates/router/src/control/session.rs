@@ -10,6 +10,7 @@ use crate::memory::extents::Extents;
 use crate::memory::lease::SegmentLease;
 use freeflow_cm::Owner;
 use freeflow_engine::{AhId, ContextId, CqId, MrId, MrKeys, MwId, PdId, QpId, SessionId, SrqId, XrcdId};
+use freeflow_protocol::encode;
 use freeflow_protocol::library::{Handle, Reply};
 use freeflow_shm::Segment;
 use freeflow_verbs::VerbsError;
@@ -220,6 +221,14 @@ pub struct Connection {
     pub charge: Arc<Charge>,
 }
 
+/// How a library finds memory that the router has made for it.
+pub enum NamedMemory {
+    /// All of a file.
+    File(OwnedFd),
+    /// From there on of the one file that its vNIC shares.
+    Offset(u64),
+}
+
 /// A reply and the descriptors that go with it.
 pub struct Answer {
     pub reply: Reply,
@@ -235,6 +244,14 @@ impl Answer {
 
     pub fn with(reply: Reply, descriptors: Vec<OwnedFd>) -> Self {
         Self { reply, descriptors, last: false }
+    }
+
+    /// A reply with memory, which comes before what else it brings.
+    pub fn with_memory(reply: Reply, memory: NamedMemory, others: Vec<OwnedFd>) -> Self {
+        match memory {
+            NamedMemory::File(file) => Self::with(reply, Vec::from_iter(std::iter::once(file).chain(others))),
+            NamedMemory::Offset(offset) => Self::with(Reply::Placed { offset, reply: encode(&reply) }, others),
+        }
     }
 
     pub fn done() -> Self {

@@ -44,9 +44,9 @@ use freeflow_orchestrator::objects::HostMode;
 use freeflow_protocol::admin::Counters;
 use freeflow_protocol::library::{Request, Welcome};
 use freeflow_protocol::version::{Agreement, Offer, VersionRange};
-use freeflow_protocol::{MESSAGE_BYTES_MAX, PROTOCOL, library::Reply};
+use freeflow_protocol::{FEATURE_PLACED_REPLIES, MESSAGE_BYTES_MAX, PROTOCOL, library::Reply};
 use freeflow_shm::layout::{LAYOUT_VERSION, session};
-use freeflow_shm::{Doorbell, SessionSegment, ShortWait, fd};
+use freeflow_shm::{Doorbell, Segment, SessionSegment, ShortWait, fd};
 use freeflow_store::FileStore;
 use freeflow_verbs::{Instant, VerbsError};
 use rustix::buffer::spare_capacity;
@@ -64,12 +64,17 @@ const EVENT_COUNT: usize = 128;
 const LOOK_MAX: std::time::Duration = std::time::Duration::from_micros(30);
 /// Layouts of the shared segments that this router makes.
 const LAYOUTS: VersionRange = VersionRange::only(LAYOUT_VERSION);
+/// Versions and features that this router speaks with processes of its own kernel, and with those of virtual machines.
+const HOST_PROTOCOL: Offer = Offer { features: PROTOCOL.features & !FEATURE_PLACED_REPLIES, ..PROTOCOL };
+const GUEST_PROTOCOL: Offer =
+    Offer { features: FEATURE_PLACED_REPLIES, required_features: FEATURE_PLACED_REPLIES, ..PROTOCOL };
 /// Longest program name that is logged, characters.
 const PROGRAM_CHARS_MAX: usize = 64;
 
 /// The version and features that a library and this router speak, or why there are none.
-fn agree(protocol: &Offer, layouts: VersionRange) -> Result<Agreement, String> {
-    let agreed = PROTOCOL.agree(protocol).map_err(|why| why.to_string())?;
+fn agree(protocol: &Offer, layouts: VersionRange, is_guest: bool) -> Result<Agreement, String> {
+    let own = if is_guest { GUEST_PROTOCOL } else { HOST_PROTOCOL };
+    let agreed = own.agree(protocol).map_err(|why| why.to_string())?;
     if LAYOUTS.highest_common(layouts).is_none() {
         return Err(format!("it maps layouts of {layouts}, this router makes {LAYOUTS}"));
     }
@@ -433,6 +438,7 @@ impl Control {
     fn handle_message(&mut self, key: Key, bytes: &[u8]) -> Handled {
         let Some(connection) = self.connections.get(key) else { return Handled::Submitted };
         let phase = connection.phase;
+        let is_guest = self.vnic_of(key).is_some_and(|vnic| vnic.attachment.shared_memory().is_some());
         let request = match freeflow_protocol::decode::<Request>(bytes) {
             Ok(request) => request,
             Err(error) => {
@@ -446,7 +452,7 @@ impl Control {
             }
         };
         match (phase, request) {
-            (Phase::New, Request::Hello { protocol, layouts, program }) => match agree(&protocol, layouts) {
+            (Phase::New, Request::Hello { protocol, layouts, program }) => match agree(&protocol, layouts, is_guest) {
                 Ok(agreed) => {
                     self.hello(key, agreed, &program).unwrap_or_else(|error| Handled::Answered(Answer::last(error)))
                 }
@@ -455,7 +461,8 @@ impl Control {
                     if self.may_log(&vnic) {
                         info!("library of another release", vnic = vnic, pid = pid, why = why);
                     }
-                    let reply = Reply::Incompatible { protocol: PROTOCOL, layouts: LAYOUTS };
+                    let protocol = if is_guest { GUEST_PROTOCOL } else { HOST_PROTOCOL };
+                    let reply = Reply::Incompatible { protocol, layouts: LAYOUTS };
                     Handled::Answered(Answer { last: true, ..Answer::of(reply) })
                 }
             },
@@ -524,7 +531,8 @@ impl Control {
         };
         let id = vnic.engine_id;
         let no_memory = |_: io::Error| VerbsError::NoMemory;
-        let (segment, segment_fd) = SessionSegment::create().map_err(no_memory)?;
+        let (segment, shared) = vnic.new_memory(session::BYTES, |bytes| Segment::create("freeflow-session", bytes))?;
+        let segment = SessionSegment::create_in(segment);
         let kick = Arc::new(Doorbell::new().map_err(no_memory)?);
         let kick_fd = kick.as_fd().try_clone_to_owned().map_err(no_memory)?;
         let connection = self.connections.get(key).ok_or(VerbsError::DeviceFatal)?;
@@ -546,7 +554,7 @@ impl Control {
             control.handle_request_done(key, |connection| match session {
                 Ok(session) => {
                     connection.phase = Phase::Ready(session);
-                    Answer::with(Reply::Welcome(welcome), vec![segment_fd, kick_fd])
+                    Answer::with_memory(Reply::Welcome(welcome), shared, vec![kick_fd])
                 }
                 Err(error) => error.into(),
             });

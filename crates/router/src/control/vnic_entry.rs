@@ -2,14 +2,17 @@
 use crate::admission::access::VnicIdentity;
 use crate::admission::account::Account;
 use crate::admission::violations::{Resource, Share};
-use crate::attachment::Attachment;
+use crate::attachment::{Attachment, guest};
 use crate::base::deferred_drop::Closer;
 use crate::base::log::Lines;
 use crate::control::placement::Place;
+use crate::control::session::NamedMemory;
 use freeflow_cm::VnicRef;
 use freeflow_engine::VnicId;
-use freeflow_verbs::{Gid, Shaping, VnicLimits};
+use freeflow_shm::Segment;
+use freeflow_verbs::{Gid, Shaping, VerbsError, VnicLimits};
 use std::collections::BTreeMap;
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -30,6 +33,12 @@ pub struct Record {
 }
 
 impl Record {
+    /// Size of its shared-memory device, bytes: it is a virtual machine's. 0: not one that can be.
+    pub fn guest_memory(&self) -> Option<u64> {
+        let (_, bytes) = self.labels.iter().find(|(name, _)| name == guest::LABEL)?;
+        Some(bytes.parse().unwrap_or(0))
+    }
+
     pub fn gid(&self) -> Gid {
         Gid::from_ip(IpAddr::V4(self.address))
     }
@@ -70,6 +79,24 @@ pub struct VnicEntry {
     pub blamed: BTreeMap<(Share, Resource), (String, u64)>,
     /// Why the worker gave it up, last.
     pub failed: Option<&'static str>,
+}
+
+impl VnicEntry {
+    /// New memory that its processes map, too: in the one file that they share with the router, or by `create`.
+    ///
+    /// # Errors
+    /// NoMemory.
+    pub fn new_memory(
+        &self,
+        bytes: usize,
+        create: impl FnOnce(usize) -> io::Result<(Segment, OwnedFd)>,
+    ) -> Result<(Segment, NamedMemory), VerbsError> {
+        let made = match self.attachment.shared_memory() {
+            Some(memory) => memory.part(bytes).map(|(segment, offset)| (segment, NamedMemory::Offset(offset))),
+            None => create(bytes).map(|(segment, file)| (segment, NamedMemory::File(file))),
+        };
+        made.map_err(|_| VerbsError::NoMemory)
+    }
 }
 
 pub fn directory(run_dir: &Path, id: &str) -> PathBuf {

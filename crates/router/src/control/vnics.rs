@@ -4,6 +4,7 @@
 //! alone. The socket is open to every user: being able to reach it is the permission. A restarted
 //! router puts a new socket into the same directory, so that mounts stay valid.
 use crate::admission::account::Account;
+use crate::attachment::guest::Guest;
 use crate::base::deferred_drop::Closer;
 use crate::base::log::{Lines, info, warning};
 use crate::base::slab::Key;
@@ -74,6 +75,7 @@ pub(crate) fn new_vnic(network: NetworkId, record: &Record, external: Option<Gid
         external_gid: external,
         limits: record.limits,
         identity: identity_of(record),
+        is_guest: record.guest_memory().is_some(),
     }
 }
 
@@ -176,6 +178,11 @@ impl Control {
         let known = parties(network.id, &place.gids, &identity);
         self.tell_siblings(place.shard, &[routes(&place, Some(place.shard)), known].concat());
         let (account, closer) = (Arc::new(Account::new(self.commons.clone())), Arc::<Closer>::default());
+        let attachment = self.first_attachment(&record, account.clone(), closer.clone())?;
+        if attachment.shared_memory().is_some() {
+            // Its processes are no process of this host.
+            let _ = std::fs::remove_file(directory(&self.config.run_dir, &id).join("router.sock"));
+        }
         let entry = VnicEntry {
             record,
             place,
@@ -183,7 +190,7 @@ impl Control {
             engine_id,
             listener,
             cm,
-            attachment: self.new_attachment(&id, account.clone(), closer.clone())?,
+            attachment,
             account,
             closer,
             has_attachment_failed: false,
@@ -393,6 +400,7 @@ impl Control {
     pub(crate) fn remove_directory(&self, id: &str) {
         let directory = directory(&self.config.run_dir, id);
         let _ = std::fs::remove_file(directory.join("router.sock"));
+        Guest::remove(&directory);
         remove_tree(&sysfs::directory(&directory));
         // Anything else in it is not the router's, and then it stays.
         let _ = std::fs::remove_dir(&directory);

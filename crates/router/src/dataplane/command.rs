@@ -471,6 +471,8 @@ pub(crate) struct NewVnic {
     pub external_gid: Option<Gid>,
     pub limits: VnicLimits,
     pub identity: Arc<VnicIdentity>,
+    /// A virtual machine's: nothing of it goes past the router.
+    pub is_guest: bool,
 }
 
 impl NewVnic {

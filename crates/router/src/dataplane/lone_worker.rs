@@ -53,6 +53,7 @@ pub(crate) fn new_vnic(network: NetworkId, host: u8) -> NewVnic {
             labels: BTreeMap::default(),
             addresses: Vec::new(),
         }),
+        is_guest: false,
     }
 }
 

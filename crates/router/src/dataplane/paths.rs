@@ -64,6 +64,10 @@ impl Worker {
         if is_routed(look.vnic) || peer.is_some_and(is_routed) {
             return Some(Reason::Policy);
         }
+        let is_guest = |vnic| self.ports.vnics.get(vnic).is_some_and(|entry| entry.is_guest);
+        if is_guest(look.vnic) || peer.is_some_and(is_guest) {
+            return Some(Reason::Guest);
+        }
         if self.engine.is_metered(look.vnic) || peer.is_some_and(|peer| self.engine.is_metered(peer)) {
             return Some(Reason::Metered);
         }

@@ -35,6 +35,8 @@ use std::sync::mpsc::Sender;
 
 pub struct Vnic {
     pub network: NetworkId,
+    /// A virtual machine's: nothing of it goes past the router.
+    pub is_guest: bool,
     pub copier: Option<SlowPathCopier>,
     /// Slow-path copiers that were given up and have not ended yet.
     pub abandoned: Vec<Abandoned>,
@@ -49,9 +51,10 @@ pub struct Vnic {
 }
 
 impl Vnic {
-    pub fn new(network: NetworkId) -> Self {
+    pub fn new(network: NetworkId, is_guest: bool) -> Self {
         Self {
             network,
+            is_guest,
             copier: None,
             abandoned: Vec::new(),
             slow_path: SlowPathCounts::default(),

@@ -22,6 +22,8 @@ pub(crate) enum Reason {
     NoPeer,
     /// Its network's policy says so.
     Policy,
+    /// It, or its peer, is a virtual machine's.
+    Guest,
     /// A limit of rate applies to its vNIC, or to its peer's.
     Metered,
     /// Its library asks once the QP has sent enough to be worth it, and again now and then.
@@ -57,6 +59,7 @@ impl Reason {
             Self::OtherHost => "peer on another host",
             Self::NoPeer => "no peer",
             Self::Policy => "policy",
+            Self::Guest => "virtual machine",
             Self::Metered => "limited by a QoS class",
             Self::NotAsked => "not asked yet",
             Self::NeverAsked => "its library does not ask",

@@ -42,10 +42,12 @@ impl Worker {
         self.ports.vnics.iter().map(|(id, _)| id).filter(|&id| are_so(&self.engine, id)).collect()
     }
 
-    /// Whether policy lets QPs of this session go past the router, as requesters or as those whose memory is reached.
+    /// Whether policy, and where the process is, let QPs of this session go past the router, as requesters or as those
+    /// whose memory is reached.
     pub(crate) fn may_pass_router(&self, session: SessionId) -> bool {
         let Some(vnic) = self.ports.sessions.get(session).map(|session| session.vnic) else { return false };
-        let allows = self.ports.vnics.get(vnic).is_some_and(|entry| self.ports.policy.allows(entry.network));
+        let allows =
+            self.ports.vnics.get(vnic).is_some_and(|entry| self.ports.policy.allows(entry.network) && !entry.is_guest);
         allows && !self.engine.is_metered(vnic)
     }
 

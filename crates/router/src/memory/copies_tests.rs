@@ -54,7 +54,7 @@ impl Rig {
         let (sender, finished) = channel();
         let mut ports = Ports::new(sender, Arc::new(Waker::new().unwrap()));
         let vnic = VnicId { index: 0, generation: 0 };
-        ports.vnics.insert(vnic, Vnic::new(NetworkId(1)));
+        ports.vnics.insert(vnic, Vnic::new(NetworkId(1), false));
         let shared = Arc::new(Segment::create("test", BYTES).unwrap().0);
         let ordinary = Arc::new(Ordinary(Mutex::new(vec![0; BYTES])));
         let mut memory = PageTable::new(ordinary.clone(), Arc::default());

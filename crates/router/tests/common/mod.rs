@@ -282,7 +282,7 @@ impl Client {
         let (reply, mut descriptors) = exchange(&socket, &encode(hello), 2).expect("an answer to Hello");
         let Reply::Welcome(welcome) = reply else { panic!("{reply:?}") };
         let (kick, segment) = (descriptors.pop().unwrap(), descriptors.pop().unwrap());
-        let session = SessionSegment::map(segment.as_fd()).unwrap();
+        let session = SessionSegment::map(segment.as_fd(), 0).unwrap();
         let context_reply = exchange(&socket, &encode(&Request::OpenContext), 2);
         let Some((Reply::Context { context }, mut events)) = context_reply else { panic!("no context") };
         let (pass, async_events) = (events.pop().unwrap(), events.pop().unwrap());

@@ -1,11 +1,13 @@
 //! Segments and what may happen to them; the session segment.
 use freeflow_shm::handshake::fence_for_all;
 use freeflow_shm::layout::{SESSION_MAGIC, WAIT_SPIN, WAIT_YIELD, session};
-use freeflow_shm::{AccessError, Segment, SessionSegment, install_sigbus_guard, page_bytes, sched_yield};
+use freeflow_shm::{AccessError, Segment, SessionSegment, install_sigbus_guard, page_bytes, sched_yield, sealed_file};
+use rustix::io::Errno;
 use std::fs::File;
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::{Duration, Instant};
@@ -246,7 +248,7 @@ fn many_segments_come_and_go() {
 #[test]
 fn a_session_carries_doorbells_and_advice() {
     let (router, fd) = SessionSegment::create().unwrap();
-    let library = SessionSegment::map(fd.as_fd()).unwrap();
+    let library = SessionSegment::map(fd.as_fd(), 0).unwrap();
     assert_eq!(library.segment().u64(session::MAGIC).load(Relaxed), SESSION_MAGIC);
     assert!(router.summary_is_empty());
     assert!(!router.take_doorbells(|_| panic!("none rings")));
@@ -274,7 +276,7 @@ fn a_session_carries_doorbells_and_advice() {
 fn a_session_wakes_sleepers() {
     const ROUNDS: u64 = 2_000;
     let (router, fd) = SessionSegment::create().unwrap();
-    let library = SessionSegment::map(fd.as_fd()).unwrap();
+    let library = SessionSegment::map(fd.as_fd(), 0).unwrap();
     let answered = AtomicU64::new(0);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -305,7 +307,7 @@ fn a_session_wakes_sleepers() {
 #[test]
 fn a_session_shows_who_waits_for_whom() {
     let (router, fd) = SessionSegment::create().unwrap();
-    let library = SessionSegment::map(fd.as_fd()).unwrap();
+    let library = SessionSegment::map(fd.as_fd(), 0).unwrap();
     assert!(!library.is_worker_here(0), "it has not said where it is");
     assert!(router.is_poller_here(0, 0) && !router.is_poller_here(1, 0));
     router.set_router_cpu(0);
@@ -340,10 +342,71 @@ fn a_hostile_bitmap_names_only_doorbells_that_exist() {
 #[test]
 fn what_is_no_session_is_refused() {
     let (_, fd) = Segment::create("test", session::BYTES).unwrap();
-    assert_eq!(SessionSegment::map(fd.as_fd()).unwrap_err().kind(), ErrorKind::InvalidData);
+    assert_eq!(SessionSegment::map(fd.as_fd(), 0).unwrap_err().kind(), ErrorKind::InvalidData);
     let (session, fd) = SessionSegment::create().unwrap();
     session.segment().u32(session::VERSION).fetch_add(1, Relaxed);
-    assert_eq!(SessionSegment::map(fd.as_fd()).unwrap_err().kind(), ErrorKind::Unsupported);
+    assert_eq!(SessionSegment::map(fd.as_fd(), 0).unwrap_err().kind(), ErrorKind::Unsupported);
     let (_, fd) = Segment::create("test", 4096).unwrap();
-    assert_eq!(SessionSegment::map(fd.as_fd()).unwrap_err().kind(), ErrorKind::UnexpectedEof);
+    assert_eq!(SessionSegment::map(fd.as_fd(), 0).unwrap_err().kind(), ErrorKind::UnexpectedEof);
+}
+
+#[test]
+fn a_sealed_file_can_not_be_changed() {
+    let file = sealed_file("test", b"0123456789abcdef").unwrap();
+    assert!(rustix::io::pwrite(&file, b"x", 0).is_err());
+    assert!(rustix::fs::ftruncate(&file, 0).is_err());
+    let mut bytes = [0; 16];
+    assert_eq!(rustix::io::pread(&file, &mut bytes, 0), Ok(16));
+    assert_eq!(&bytes, b"0123456789abcdef");
+}
+
+#[test]
+fn parts_of_one_mapping_reach_nothing_beyond_them() {
+    struct Held(Arc<AtomicU64>);
+    impl Drop for Held {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, Relaxed);
+        }
+    }
+    let page = page_bytes();
+    let (whole, fd) = Segment::create("test", 4 * page).unwrap();
+    let whole = Arc::new(whole);
+    let dropped = Arc::new(AtomicU64::new(0));
+    let part = Segment::part(&whole, page, 2 * page, Held(dropped.clone())).unwrap();
+    let library = Segment::map_at(fd.as_fd(), page as u64, 2 * page).unwrap();
+    part.write(2 * page - 4, b"last", false).unwrap();
+    let mut bytes = [0; 4];
+    library.read(2 * page - 4, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"last");
+    assert!(part.write(2 * page - 3, b"last", false).is_err() && part.read(2 * page, &mut bytes).is_err());
+    assert!(part.fetch_add(2 * page, 1).is_err() && part.fetch_add(2 * page - 8, 1).is_ok());
+    let end = Segment::part(&whole, 3 * page, page, ()).unwrap();
+    Segment::copy(&part, 2 * page - 4, &end, 0, 4, false).unwrap();
+    assert!(Segment::copy(&part, 2 * page - 3, &end, 0, 4, false).is_err());
+    for (offset, length) in [(3 * page, page + 1), (4 * page, 1), (1, page), (page, 0), (usize::MAX - page + 1, page)] {
+        assert_eq!(Segment::part(&whole, offset, length, ()).unwrap_err(), Errno::INVAL, "{offset} {length}");
+    }
+    // The mapping lasts as long as a part does.
+    drop(whole);
+    part.write(0, b"here", false).unwrap();
+    assert_eq!(dropped.load(Relaxed), 0);
+    drop(part);
+    assert_eq!(dropped.load(Relaxed), 1);
+    end.read(0, &mut bytes).unwrap();
+    assert_eq!(Segment::map_at(fd.as_fd(), 3 * page as u64, 2 * page).unwrap_err().kind(), ErrorKind::UnexpectedEof);
+    assert_eq!(Segment::map_at(fd.as_fd(), u64::MAX - 4095, page).unwrap_err().kind(), ErrorKind::InvalidInput);
+}
+
+#[test]
+fn where_one_part_is_poisoned_all_are() {
+    install_sigbus_guard().unwrap();
+    let page = page_bytes();
+    let memory = rustix::fs::memfd_create("shrinks", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&memory, 2 * page as u64).unwrap();
+    let whole = Arc::new(Segment::map(memory.as_fd(), 2 * page).unwrap());
+    let [first, second] = [0, page].map(|offset| Segment::part(&whole, offset, page, ()).unwrap());
+    rustix::fs::ftruncate(&memory, page as u64).unwrap();
+    assert!(!first.poisoned() && !second.poisoned());
+    second.read(0, &mut [0; 4]).unwrap();
+    assert!(first.poisoned() && second.poisoned() && whole.poisoned());
 }

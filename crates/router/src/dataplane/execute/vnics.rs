@@ -31,7 +31,7 @@ impl Worker {
         for gid in vnic.gids() {
             self.ports.access.set_vnic(vnic.network, gid, vnic.identity.clone());
         }
-        self.ports.vnics.insert(id, Vnic::new(vnic.network));
+        self.ports.vnics.insert(id, Vnic::new(vnic.network, vnic.is_guest));
         Ok(id)
     }
 
