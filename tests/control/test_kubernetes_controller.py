@@ -10,21 +10,10 @@ import time
 import pytest
 
 from harness import api as rest
-from harness import Failure, need, settings
+from harness import Failure, need
 from harness.host import kill_router
 from harness.kube_api import KubeApi
-
-SECONDS = 30
-PROGRAM = "freeflow-kubernetes"
-
-
-def program():
-    """As `make` has put it, or as cargo has built it."""
-    places = [settings.DIST / "bin" / PROGRAM, settings.TARGET / "debug" / PROGRAM]
-    found = [place for place in places if place.exists()]
-    if not found:
-        pytest.skip(f"there is no {PROGRAM}: it is a part of `make`")
-    return found[0]
+from harness.kube_controller import Controller, until
 
 
 @contextlib.contextmanager
@@ -46,34 +35,6 @@ def etcd(directory):
         process.wait(10)
 
 
-def until(what, probe):
-    end = time.monotonic() + SECONDS
-    while not (found := probe()):
-        need(time.monotonic() < end, f"in {SECONDS} s it is not so: {what}")
-        time.sleep(0.05)
-    return found
-
-
-class Controller:
-    def __init__(self, directory, kube, identity, *target):
-        config = directory / f"{identity}.kubeconfig"
-        config.write_text(f"current-context: c\ncontexts: [{{name: c, context: {{cluster: k, namespace: freeflow}}}}]\n"
-                          f"clusters: [{{name: k, cluster: {{server: '{kube.url}'}}}}]\n")
-        self.log = directory / f"{identity}.log"
-        words = [program(), "--kubeconfig", config, "controller", *target, "--identity", identity]
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                            env={**os.environ, "POD_NAME": ""})
-
-    def leads(self):
-        need(self.process.poll() is None, f"the controller has ended: {self.log.read_text()}")
-        return " leads" in self.log.read_text()
-
-    def kill(self):
-        self.process.kill()
-        self.process.wait(10)
-
-
 @pytest.fixture(scope="module")
 def kube():
     with KubeApi() as kube:
@@ -82,7 +43,7 @@ def kube():
 
 @pytest.fixture(scope="module")
 def controllers(host, kube):
-    all_of_them = [Controller(host.directory, kube, "one", "--socket", host.run_dir / "api.sock")]
+    all_of_them = [Controller(host.directory, kube.url, "one", "--socket", host.run_dir / "api.sock")]
     until("one leads", all_of_them[0].leads)
     yield all_of_them
     for controller in all_of_them:
@@ -144,7 +105,7 @@ def test_a_refused_resource_says_why_and_stops_nobody(api, kube):
 
 
 def test_the_router_and_the_leader_may_die(api, kube, host, controllers):
-    controllers.append(Controller(host.directory, kube, "two", "--socket", host.run_dir / "api.sock"))
+    controllers.append(Controller(host.directory, kube.url, "two", "--socket", host.run_dir / "api.sock"))
     kill_router(host)
     kube.put("networks", "team", "late", network("10.85.0.0/24"))
     time.sleep(2)
@@ -168,7 +129,7 @@ def test_a_cluster_is_declared_to_by_an_operators_file(host, tmp_path):
                 return host.freeflow("cluster", "init", "--cluster", file) or True
 
         until("there is a cluster", made)
-        controller = Controller(tmp_path, kube, "of-cluster", "--cluster", file)
+        controller = Controller(tmp_path, kube.url, "of-cluster", "--cluster", file)
         try:
             kube.put("networks", "team", "red", network("10.87.0.0/24"))
             kube.put("networks", "zebra", "red", network("10.87.0.0/25"))
