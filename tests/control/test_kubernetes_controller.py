@@ -12,21 +12,10 @@ from pathlib import Path
 import pytest
 
 from harness import api as rest
-from harness import Failure, need, settings
+from harness import Failure, need
 from harness.host import kill_router
 from harness.kube_api import KubeApi
-
-SECONDS = 30
-PROGRAM = "freeflow-kubernetes"
-
-
-def program():
-    """As `make` has put it, or as cargo has built it."""
-    places = [settings.DIST / "bin" / PROGRAM, settings.TARGET / "debug" / PROGRAM]
-    found = [place for place in places if place.exists()]
-    if not found:
-        pytest.skip(f"there is no {PROGRAM}: it is a part of `make`")
-    return found[0]
+from harness.kube_controller import Controller, until
 
 
 @contextlib.contextmanager
@@ -48,39 +37,6 @@ def etcd(directory):
         process.wait(10)
 
 
-def until(what, probe):
-    end = time.monotonic() + SECONDS
-    while not (found := probe()):
-        need(time.monotonic() < end, f"in {SECONDS} s it is not so: {what}")
-        time.sleep(0.05)
-    return found
-
-
-class Controller:
-    def __init__(self, directory, kube, identity, *target, before=()):
-        config = directory / f"{identity}.kubeconfig"
-        config.write_text(f"current-context: c\ncontexts: [{{name: c, context: {{cluster: k, namespace: freeflow}}}}]\n"
-                          f"clusters: [{{name: k, cluster: {{server: '{kube.url}'}}}}]\n")
-        self.log = directory / f"{identity}.log"
-        words = [*before, program(), "--kubeconfig", config, "controller", *target, "--identity", identity]
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                            env={**os.environ, "POD_NAME": ""})
-
-    def leads(self):
-        need(self.process.poll() is None, f"the controller has ended: {self.log.read_text()}")
-        return " leads" in self.log.read_text()
-
-    def kill(self):
-        self.process.kill()
-        self.process.wait(10)
-
-    def first_process(self):
-        """Of the namespace that `unshare` made for it: its number here."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        return int(until("it has begun", children.read_text))
-
-
 @pytest.fixture(scope="module")
 def kube():
     with KubeApi() as kube:
@@ -89,7 +45,7 @@ def kube():
 
 @pytest.fixture(scope="module")
 def controllers(host, kube):
-    all_of_them = [Controller(host.directory, kube, "one", "--socket", host.run_dir / "api.sock")]
+    all_of_them = [Controller(host.directory, kube.url, "one", "--socket", host.run_dir / "api.sock")]
     until("one leads", all_of_them[0].leads)
     yield all_of_them
     for controller in all_of_them:
@@ -157,7 +113,7 @@ def test_a_refused_resource_says_why_and_stops_nobody(api, kube):
 
 
 def test_the_router_and_the_leader_may_die(api, kube, host, controllers):
-    controllers.append(Controller(host.directory, kube, "two", "--socket", host.run_dir / "api.sock"))
+    controllers.append(Controller(host.directory, kube.url, "two", "--socket", host.run_dir / "api.sock"))
     kill_router(host)
     kube.put("networks", "team", "late", network("10.85.0.0/24"))
     time.sleep(2)
@@ -173,12 +129,12 @@ def test_the_router_and_the_leader_may_die(api, kube, host, controllers):
 def test_a_pod_ends_when_it_is_asked_to(api, kube, host, controllers):
     # As the first process of a container, to which a signal means nothing that it does not ask for.
     in_pod = ("unshare", "--pid", "--fork", "--kill-child")
-    pod = Controller(host.directory, kube, "in-pod", "--socket", host.run_dir / "api.sock", before=in_pod)
+    pod = Controller(host.directory, kube.url, "in-pod", "--socket", host.run_dir / "api.sock", enter=lambda *words: (*in_pod, *words))
     controllers.append(pod)
     for other in controllers[:-1]:
         other.kill()
     until("the pod leads", pod.leads)
-    next_one = Controller(host.directory, kube, "next", "--socket", host.run_dir / "api.sock")
+    next_one = Controller(host.directory, kube.url, "next", "--socket", host.run_dir / "api.sock")
     controllers.append(next_one)
     os.kill(pod.first_process(), signal.SIGTERM)
     need(pod.process.wait(SECONDS) == 0, pod.log.read_text())
@@ -190,7 +146,7 @@ def test_a_pod_ends_when_it_is_asked_to(api, kube, host, controllers):
     kube.put("networks", "team", "last", network("10.88.0.0/24"))
     accepted(kube, "networks", "team", "last")
     # One that waits has nothing to give back.
-    waits = Controller(host.directory, kube, "waits", "--socket", host.run_dir / "api.sock")
+    waits = Controller(host.directory, kube.url, "waits", "--socket", host.run_dir / "api.sock")
     controllers.append(waits)
     until("it waits", lambda: waits.log.exists() and waits.process.poll() is None and
           (Path(f"/proc/{waits.process.pid}/comm").read_text().strip() == "freeflow-kubern") and
@@ -215,7 +171,7 @@ def test_a_cluster_is_declared_to_by_an_operators_file(host, tmp_path):
                 return host.freeflow("cluster", "init", "--cluster", file) or True
 
         until("there is a cluster", made)
-        controller = Controller(tmp_path, kube, "of-cluster", "--cluster", file)
+        controller = Controller(tmp_path, kube.url, "of-cluster", "--cluster", file)
         try:
             kube.put("networks", "team", "red", network("10.87.0.0/24"))
             kube.put("networks", "zebra", "red", network("10.87.0.0/25"))

@@ -5,13 +5,10 @@ import subprocess
 import pytest
 import yaml
 
+from harness.kubernetes_freeflow import EVERYTHING, NOTHING
 from harness.settings import ROOT
 
 RENDER = ROOT / "scripts/render-manifests"
-EVERYTHING = ["router.inPod=true", "controller.clusterSecret=freeflow-operator", "controller.replicas=2",
-              "rbac.tenantsMakeNetworks=true", "node.nodeSelector={rdma: 'yes'}", "image.pullSecrets=[{name: registry}]",
-              "node.options=[--no-dra]", "image.tag=next", "controller.tolerations=[{operator: Exists}]"]
-NOTHING = ["controller.enabled=false", "deviceClass.enabled=false"]
 
 
 def objects(*changes):

@@ -6,6 +6,7 @@ It checks no schemas and no rights. `tests/kubernetes` has a real one.
 import http.server
 import json
 import re
+import socketserver
 import threading
 import urllib.parse
 
@@ -93,12 +94,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 class KubeApi:
-    """`with` it; `url` says where it listens."""
+    """`with` it; `url` says where it listens, if it is not at the path of a Unix socket."""
 
-    def __init__(self):
+    def __init__(self, path=None):
+        self.path = path
         self.objects, self.events, self.version, self.ended = {}, [], 1, False
         self.lock = threading.Condition(threading.RLock())
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server = socketserver.ThreadingUnixStreamServer(str(path), Handler) if path else http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.server.daemon_threads, self.server.api = True, self
         self.thread = threading.Thread(target=self.server.serve_forever, daemon=True)
 

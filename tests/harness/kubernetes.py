@@ -11,14 +11,14 @@ from harness import settings
 from harness.engines import wait_until
 from harness.failure import Failure, need
 from harness.kubernetes_certificates import Authority
-from harness.kubernetes_node import IMAGE, Node
+from harness.kubernetes_node import DNS_SERVICE, DOMAIN, IMAGE, Node
 from harness.machine import SECONDS, Machine
 from harness.processes import run
 from harness.programs import require_commands, require_root
 
 ADDRESSES = "10.77.0."
 SERVICES = "10.96.0.0/16"
-# The API server's address inside of the cluster: of the machine itself, in place of kube-proxy's translation.
+# Addresses of services inside of the cluster: of the first machine itself, in place of kube-proxy's translation.
 API_SERVICE = "10.96.0.1"
 API_PORT = 443
 ETCD = "http://127.0.0.1:2379"
@@ -33,12 +33,12 @@ def installed():
 
 
 class Kubernetes:
-    """The cluster; `node` is its first node."""
+    """The cluster; `node` is its first node. The API server gets these options besides."""
 
-    def __init__(self, nodes=1):
+    def __init__(self, nodes=1, api_options=()):
         require_root()
         require_commands("openssl", "setpriv", "unshare", "nsenter", "runc", "ip", "busybox")
-        self.programs = installed()
+        self.programs, self.api_options = installed(), api_options
         self.machines, self.nodes = [], []
         self.has_freeflow = False
         try:
@@ -50,6 +50,7 @@ class Kubernetes:
             self.start_control_plane()
             for number in range(1, nodes + 1):
                 self.nodes.append(Node(self, self.machine if number == 1 else self.add_machine(), number))
+            self.connect_pods()
             for node in self.nodes:
                 node.wait_for_ready()
             self.node = self.nodes[0]
@@ -64,13 +65,26 @@ class Kubernetes:
         self.close()
 
     def add_machine(self):
-        paths = [self.programs / name for name in ("kubernetes", "containerd", "etcd")]
+        paths = [self.programs / name for name in ("kubernetes", "containerd", "etcd", "helm")]
         first = self.machines[0] if self.machines else None
         self.machines.append(machine := Machine(f"{ADDRESSES}{len(self.machines) + 1}", paths, first))
-        # Of other machines by way of the first one.
-        route = ["address", "add", f"{API_SERVICE}/32", "dev", "lo"] if first is None else ["route", "add", API_SERVICE, "via", first.address]
-        machine.call("ip", *route)
+        for service in (API_SERVICE, DNS_SERVICE):
+            # Of other machines by way of the first one.
+            route = ["address", "add", f"{service}/32", "dev", "lo"] if first is None else ["route", "add", service, "via", first.address]
+            machine.call("ip", *route)
         return machine
+
+    def connect_pods(self):
+        """Routes to other nodes' pods, in place of a plugin for many nodes."""
+        for node in self.nodes:
+            for other in self.nodes:
+                if other is not node:
+                    node.machine.call("ip", "route", "add", other.pod_addresses, "via", other.machine.address)
+
+    def start_dns(self):
+        """Services have names, as far as tests need them."""
+        self.machine.start("dns", "/usr/bin/python3", settings.PROGRAMS / "kube_dns_inside.py",
+                           DNS_SERVICE, DOMAIN, self.admin)
 
     def credentials(self, name, subject):
         """The kubeconfig file of a client with a certificate."""
@@ -103,7 +117,7 @@ class Kubernetes:
             "kube-apiserver", "kube-apiserver", "--etcd-servers", ETCD, "--authorization-mode=Node,RBAC", "--allow-privileged",
             "--client-ca-file", path("ca.pem"), "--tls-cert-file", path("server.pem"), "--tls-private-key-file", path("server.key"),
             f"--secure-port={API_PORT}", f"--advertise-address={self.machine.address}", "--service-cluster-ip-range", SERVICES,
-            "--enable-admission-plugins=NodeRestriction", *accounts, *kubelet)
+            "--enable-admission-plugins=NodeRestriction", *accounts, *kubelet, *self.api_options)
 
     def wait_for_api_server(self):
         def is_ready():

@@ -15,6 +15,12 @@ CRDS = DEPLOY / "chart" / "crds" / "freeflow.yaml"
 NAMESPACE = "freeflow-system"
 LISTED = "listed"
 IMAGE = ("example.org/freeflow", "test")
+# Values of the chart by which all of it comes, and by which little does.
+EVERYTHING = ("router.inPod=true", "controller.clusterSecret=freeflow-operator", "controller.replicas=2",
+              "rbac.tenantsMakeNetworks=true", "node.nodeSelector={rdma: 'yes'}", "image.pullSecrets=[{name: registry}]",
+              "node.options=[--no-dra, --shared-network, listed]", "image.tag=next", "controller.tolerations=[{operator: Exists}]",
+              "node.resources={limits: {memory: 256Mi}}")
+NOTHING = ("controller.enabled=false", "deviceClass.enabled=false")
 PROGRAMS = ("freeflow", "freeflow-router", "freeflow-kubernetes")
 
 

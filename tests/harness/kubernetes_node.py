@@ -15,6 +15,9 @@ IMAGE = "example.org/freeflow-test:1"
 PAUSE = "example.org/pause:1"
 SOCKET = "/run/containerd/containerd.sock"
 CNI_PLUGINS = "/usr/lib/cni"
+# Names of services, which the cluster knows where a test wants it.
+DNS_SERVICE = "10.96.0.10"
+DOMAIN = "cluster.local"
 
 CONTAINERD = """version = 3
 root = "{directory}/containerd"
@@ -27,7 +30,7 @@ sandbox = "{pause}"
 # This machine may lack CAP_SYS_RESOURCE, by which a sandbox would get a score below 0.
 restrict_oom_score_adj = true
 [plugins.'io.containerd.cri.v1.runtime'.cni]
-bin_dirs = ["{plugins}"]
+bin_dirs = ["{plugins}", "{programs}"]
 [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
 runtime_type = "io.containerd.runc.v2"
 [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.freeflow]
@@ -36,6 +39,10 @@ container_annotations = ["freeflow.io/*"]
 pod_annotations = ["freeflow.io/*"]
 [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.freeflow.options]
 BinaryName = "{runtime}"
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.users]
+runtime_type = "io.containerd.runc.v2"
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.users.options]
+BinaryName = "{users}"
 """
 
 
@@ -68,7 +75,7 @@ class Node:
         self.kubernetes, self.machine, self.number = kubernetes, machine, number
         self.name = f"node{number}"
         self.directory = machine.directory
-        self.made_host = None
+        self.made_host, self.up_options = None, ()
         need(pathlib.Path(CNI_PLUGINS, "bridge").exists(), "containernetworking-plugins is missing: scripts/install-deps kubernetes")
         self.write_cni(self.bridge())
         self.start_containerd()
@@ -81,13 +88,22 @@ class Node:
     @property
     def host(self):
         if self.made_host is None:
-            self.made_host = NodeHost(self.machine)
+            self.made_host = NodeHost(self.machine, *self.up_options)
         return self.made_host
 
     # ---- containerd
 
+    @property
+    def runc_with_users(self):
+        """A newer one than Debian's, for pods with user namespaces."""
+        return self.kubernetes.programs / "runc" / "runc"
+
+    @property
+    def pod_addresses(self):
+        return f"10.88.{self.number}.0/24"
+
     def bridge(self):
-        addresses = {"type": "host-local", "ranges": [[{"subnet": f"10.88.{self.number}.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}
+        addresses = {"type": "host-local", "ranges": [[{"subnet": self.pod_addresses}]], "routes": [{"dst": "0.0.0.0/0"}]}
         return {"type": "bridge", "bridge": "cni0", "isGateway": True, "ipam": addresses}
 
     def write_cni(self, *plugins):
@@ -98,7 +114,7 @@ class Node:
     def start_containerd(self):
         file = self.directory / "containerd.toml"
         file.write_text(CONTAINERD.format(directory=self.directory, socket=SOCKET, pause=PAUSE, plugins=CNI_PLUGINS,
-                                          runtime=settings.DIST / "bin" / "freeflow-runtime"))
+                                          programs=settings.DIST / "bin", runtime=settings.DIST / "bin" / "freeflow-runtime", users=self.runc_with_users))
         self.machine.start("containerd", "containerd", "--config", file)
 
         def answers():
@@ -153,6 +169,7 @@ class Node:
             "failCgroupV1": False, "failSwapOn": False, "enforceNodeAllocatable": [], "makeIPTablesUtilChains": False,
             "authentication": authentication, "authorization": {"mode": "Webhook"}, "tlsCertFile": str(path(f"{self.name}.pem")),
             "tlsPrivateKeyFile": str(path(f"{self.name}.key")), "resolvConf": "",
+            "clusterDNS": [DNS_SERVICE], "clusterDomain": DOMAIN,
             "volumePluginDir": str(self.directory / "volume-plugins"), "evictionHard": {name: "0%" for name in never},
             "imageGCHighThresholdPercent": 100, "nodeStatusUpdateFrequency": "2s", "nodeStatusReportFrequency": "2s",
             "syncFrequency": "10s", "kubeAPIQPS": 100, "kubeAPIBurst": 200}

@@ -7,6 +7,8 @@ from harness.engines import wait_until
 from harness.failure import need
 from harness.kubernetes import pod
 
+SLEEP = ["sleep", "600"]
+
 
 class Way:
     """How pods get their vNICs: `objects` gives a pod and what it needs besides; `network` is `red`, which is there, or
@@ -31,9 +33,9 @@ class Way:
         """FreeFlow's name of it."""
         return network
 
-    def declare(self, name="red", cidr="10.50.0.0/24"):
+    def declare(self, name="red", cidr="10.50.0.0/24", **more):
         """By hand, on the host."""
-        network = {"apiVersion": "freeflow.io/v1", "kind": "Network", "metadata": {"name": name}, "spec": {"cidrs": [cidr]}}
+        network = {"apiVersion": "freeflow.io/v1", "kind": "Network", "metadata": {"name": name}, "spec": {"cidrs": [cidr], **more}}
         file = self.kubernetes.directory / "network.json"
         file.write_text(json.dumps(network))
         self.kubernetes.node.host.freeflow("apply", "-f", file)
@@ -71,6 +73,9 @@ class ByClaim(Way):
 
     def prepare(self):
         kubernetes_freeflow.install_once(self.kubernetes)
+        self.prepare_networks()
+
+    def prepare_networks(self):
         self.kubernetes.apply(self.RED)
         kubernetes_freeflow.wait_for_condition(self.kubernetes, "network", "red", "Enforced")
 
@@ -124,11 +129,17 @@ def claim_template(name, parameters=None, namespace="default", device_class="fre
 
 
 def vnics(kubernetes):
-    return kubernetes.node.host.status()["vnics"]
+    """Of all nodes."""
+    return [vnic for node in kubernetes.nodes for vnic in node.host.status()["vnics"]]
 
 
 def wait_for_no_vnic(kubernetes):
     wait_until(lambda: not vnics(kubernetes), lambda: f"the vNICs are gone: {vnics(kubernetes)}")
+
+
+def at_node(node):
+    """Of a pod's spec: where it runs."""
+    return {"nodeSelector": {"kubernetes.io/hostname": node.name}}
 
 
 def address_of_new(kubernetes, before):
@@ -139,21 +150,23 @@ def address_of_new(kubernetes, before):
     return rows[0]["ip"]
 
 
-def listens(kubernetes, name):
+def listens(kubernetes, name, **where):
     """Whether something in the pod listens: by TCP, or by rdma_cm."""
-    if " 0A " in kubernetes.exec(name, "cat", "/proc/net/tcp", "/proc/net/tcp6"):
+    if " 0A " in kubernetes.exec(name, "cat", "/proc/net/tcp", "/proc/net/tcp6", **where):
         return True
     return kubernetes.node.host.status()["cm"]["listener_count"] > 0
 
 
-def between_two(kubernetes, way, server, client):
-    """A server in one pod and a client, which gets its address, in another; what the client printed."""
+def between_two(kubernetes, way, server, client, client_at=None, network=None):
+    """A server in one pod and a client, which gets its address, in another; what the client printed. Both are on the first
+    node, but for a client that is at another one."""
     before = kubernetes.node.host.containers()
-    kubernetes.apply(*way.objects("server", server))
+    kubernetes.apply(*way.objects("server", server, network, **at_node(kubernetes.node)))
     kubernetes.wait_for_phase("server", "Running")
     address = address_of_new(kubernetes, before)
     wait_until(lambda: listens(kubernetes, "server"), "the server listens")
-    kubernetes.apply(*way.objects("client", [word.replace("{ip}", address) for word in client]))
+    words = [word.replace("{ip}", address) for word in client]
+    kubernetes.apply(*way.objects("client", words, network, **at_node(client_at or kubernetes.node)))
     kubernetes.wait_for_phase("client", "Succeeded")
     kubernetes.wait_for_phase("server", "Succeeded")
     return kubernetes.logs("client")

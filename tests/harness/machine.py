@@ -40,6 +40,9 @@ for name in kubelet:/var/lib/kubelet pods:/var/log/pods; do
     mkdir -p "$directory/${name%%%%:*}"
     mount --bind "$directory/${name%%%%:*}" "${name#*:}"
 done
+# In a user namespace a proc can be mounted only where one is seen whole, and the machine's own is not.
+mkdir "$directory/proc"
+mount -t proc proc "$directory/proc"
 for name in %s; do
     mkdir -p "$directory/sysctl/${name%%/*}"
     cat "/proc/sys/$name" >"$directory/sysctl/$name"

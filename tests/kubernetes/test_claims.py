@@ -7,9 +7,8 @@ from harness.engines import wait_until
 from harness.failure import need
 from harness.kubernetes import pod
 from harness.kubernetes_freeflow import declared, wait_for_condition
-from harness.kubernetes_pods import ByClaim, Way, claim_template, vnics, wait_for_no_vnic
+from harness.kubernetes_pods import SLEEP, ByClaim, Way, claim_template, vnics, wait_for_no_vnic
 
-SLEEP = ["sleep", "600"]
 OTHER = "team-b"
 
 

@@ -9,10 +9,9 @@ from harness.engines import wait_until
 from harness.failure import need
 from harness.host import end_router
 from harness.kubernetes import pod
-from harness.kubernetes_pods import WAYS, between_two, vnics, wait_for_no_vnic
+from harness.kubernetes_pods import SLEEP, WAYS, between_two, vnics, wait_for_no_vnic
 
 WRITE = ["ib_write_bw", "-F", "-n", "200"]
-SLEEP = ["sleep", "600"]
 MANY = 10
 
 
