@@ -8,10 +8,14 @@
 #![forbid(unsafe_code)]
 
 mod agent;
+mod channel;
+mod device;
+mod doctor;
 mod libraries;
+mod sysfs;
 
 use agent::{Agent, Device};
-use clap::Parser;
+use clap::{Parser, Subcommand};
 use freeflow_protocol::guest::BootId;
 use freeflow_shm::fd;
 use rustix::fs::{FileType, Mode, OFlags};
@@ -20,32 +24,44 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
+use sysfs::Tree;
 
 /// Before the agent tries again to reach the router.
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// FreeFlow's guest agent: gives the programs of a virtual machine the host's vNIC. Needs root.
 #[derive(Parser)]
-#[command(name = "freeflow-guest", version)]
+#[command(name = "freeflow-guest", version, args_conflicts_with_subcommands = true)]
 struct Arguments {
-    /// The shared-memory device: a DAX device, or a file that the host's router has mapped, too
+    #[command(subcommand)]
+    command: Option<Command>,
+    /// The shared-memory device: a DAX device, or a file that the host's router has mapped, too [default: the machine's
+    /// empty NVDIMM, of which the agent makes a DAX device]
     #[arg(long, value_name = "PATH")]
-    device: PathBuf,
+    device: Option<PathBuf>,
     /// Where the device's data begin in the host's file, bytes
-    #[arg(long, value_name = "BYTES", default_value_t = 0)]
+    #[arg(long, value_name = "BYTES", default_value_t = 0, requires = "device")]
     device_offset: u64,
     /// Size of the device's data, bytes [default: the file's]
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", requires = "device")]
     device_bytes: Option<u64>,
-    /// The control channel: a virtio-serial port, or the router's Unix socket
-    #[arg(long, value_name = "PATH", default_value = "/dev/virtio-ports/io.freeflow.0")]
-    control: PathBuf,
+    /// The control channel: a virtio-serial port, or the router's Unix socket [default: the port io.freeflow.0]
+    #[arg(long, value_name = "PATH")]
+    control: Option<PathBuf>,
     /// Directory of router.sock, where libraries connect
     #[arg(long, value_name = "DIR", default_value = "/run/freeflow")]
     run_dir: PathBuf,
     /// For tests: the name of the boot, 32 hexadecimal digits [default: the kernel's]
     #[arg(long, value_name = "ID", hide = true, value_parser = parse_boot)]
     boot: Option<BootId>,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Say what of the way to the host's router is there, and what mends the rest
+    Doctor,
+    /// Make the shared-memory device of the machine's empty NVDIMM, if it is not there, and say where it is. Needs root
+    Device,
 }
 
 /// Hyphens are passed over, as the kernel writes them.
@@ -57,13 +73,32 @@ fn parse_boot(text: &str) -> Result<BootId, String> {
 }
 
 fn main() -> ExitCode {
-    match run(&Arguments::parse()) {
+    let arguments = Arguments::parse();
+    let done = match arguments.command {
+        Some(Command::Doctor) => return report(&arguments.run_dir),
+        Some(Command::Device) => make_device(),
+        None => run(&arguments),
+    };
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("freeflow-guest: {error}");
             ExitCode::FAILURE
         }
     }
+}
+
+/// Fails if anything is missing.
+fn report(run_dir: &Path) -> ExitCode {
+    let checks = doctor::examine(&Tree::of_this_machine(), &run_dir.join("router.sock").to_string_lossy());
+    print!("{}", doctor::report(&checks));
+    ExitCode::from(u8::from(checks.iter().any(|check| check.found.is_err())))
+}
+
+fn make_device() -> io::Result<()> {
+    let device::DaxDevice { node, offset, bytes } = device::prepare(&Tree::of_this_machine())?;
+    println!("{} offset {offset} bytes {bytes}", node.display());
+    Ok(())
 }
 
 fn run(arguments: &Arguments) -> io::Result<()> {
@@ -78,12 +113,12 @@ fn run(arguments: &Arguments) -> io::Result<()> {
     std::fs::create_dir_all(&arguments.run_dir)?;
     let mut last = String::new();
     loop {
-        let why = match connect(&arguments.control) {
+        let why = match connect(arguments.control.as_deref()) {
             Ok(stream) => match Agent::serve(&device, stream, boot, &arguments.run_dir) {
                 Ok(why) => why.to_owned(),
                 Err(error) => error.to_string(),
             },
-            Err(error) => format!("{}: {error}", arguments.control.display()),
+            Err(error) => error.to_string(),
         };
         // Once of each reason in a row: the router may be away for long.
         if why != last {
@@ -95,24 +130,38 @@ fn run(arguments: &Arguments) -> io::Result<()> {
 }
 
 fn open_device(arguments: &Arguments) -> io::Result<Device> {
-    let explain = |error: io::Error| io::Error::other(format!("{}: {error}", arguments.device.display()));
-    let memory = std::fs::File::options().read(true).write(true).open(&arguments.device).map_err(explain)?;
-    let bytes = match arguments.device_bytes {
-        Some(bytes) => bytes,
-        None => memory.metadata().map_err(explain)?.len().saturating_sub(arguments.device_offset),
+    let (path, offset, bytes) = match &arguments.device {
+        Some(path) => (path.clone(), arguments.device_offset, arguments.device_bytes),
+        None => {
+            let device::DaxDevice { node, offset, bytes } = device::prepare(&Tree::of_this_machine())?;
+            (node, offset, Some(bytes))
+        }
     };
-    Ok(Device { memory: memory.into(), offset: arguments.device_offset, bytes })
+    let explain = |error: io::Error| io::Error::other(format!("{}: {error}", path.display()));
+    let memory = std::fs::File::options().read(true).write(true).open(&path).map_err(explain)?;
+    let bytes = match bytes {
+        Some(bytes) => bytes,
+        None => memory.metadata().map_err(explain)?.len().saturating_sub(offset),
+    };
+    Ok(Device { memory: memory.into(), offset, bytes })
 }
 
 /// The control channel, which does not block.
-fn connect(path: &Path) -> io::Result<OwnedFd> {
-    let about = rustix::fs::stat(path)?;
+fn connect(named: Option<&Path>) -> io::Result<OwnedFd> {
+    let found = match named {
+        Some(path) => Some(path.to_owned()),
+        None => channel::find(&Tree::of_this_machine()),
+    };
+    let path = found.ok_or_else(|| io::Error::other("no port io.freeflow.0; see freeflow-guest doctor"))?;
+    let explain = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+    let about = rustix::fs::stat(&path).map_err(|error| explain(error.into()))?;
     if FileType::from_raw_mode(about.st_mode) == FileType::Socket {
-        let stream = fd::connect_stream(path)?;
+        let stream = fd::connect_stream(&path).map_err(explain)?;
         fd::set_nonblocking(&stream, true)?;
         return Ok(stream);
     }
-    Ok(rustix::fs::open(path, OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())?)
+    let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    rustix::fs::open(&path, flags, Mode::empty()).map_err(|error| explain(error.into()))
 }
 
 #[cfg(test)]
