@@ -13,7 +13,7 @@ PROGRAMS := freeflow freeflow-router freeflow-kubernetes freeflow-guest
 export CARGO_TARGET_DIR := $(TARGET_DIR)
 export FREEFLOW_DIST := $(DIST)
 
-.PHONY: all build programs library headers demo demo-cluster test test-full test-interop test-images test-engines test-sanitizers test-kubernetes test-packages packages bench bench-containers fmt lint deps clean help
+.PHONY: all build programs library headers demo demo-cluster test test-full test-interop test-images test-vm test-engines test-sanitizers test-kubernetes test-packages packages bench bench-containers fmt lint deps clean help
 .DEFAULT_GOAL := all
 
 all: build ## build dist/bin, dist/lib and dist/include
@@ -56,6 +56,10 @@ test-full: ## the same with longer runs of what is random
 test-interop: build ## compare with a real kernel's Soft-RoCE, in an emulated guest
 	/usr/bin/python3 -m pytest -v tests/interop/test_recording.py
 	/usr/bin/python3 -m pytest -v --full tests/interop/test_external.py tests/interop/test_cm_external.py
+
+test-vm: build ## a virtual machine with a vNIC, in software emulation; no KVM is needed
+	scripts/rxe-guest --packages
+	scripts/test-stages vm-guest
 
 test-images: build ## containers with root file systems of several Linux releases; downloads these
 	/usr/bin/python3 -m pytest -v tests/images

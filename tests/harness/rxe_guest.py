@@ -68,19 +68,25 @@ class Guest:
 
     def __init__(self, addresses, gateways, seconds):
         self.ip = addresses[0].split("/")[0]
-        self.background, self.programs, self.answers = [], {}, {}
-        self.numbers, self.changed, self.ended, self.ready = itertools.count(1), threading.Condition(), False, False
-        self.said = []
         run(["ip", "tuntap", "add", "dev", TAP, "mode", "tap"])
         for gateway in gateways:
             run(["ip", "address", "add", gateway, "dev", TAP, *(["nodad"] if ":" in gateway else [])])
         run(["ip", "link", "set", "dev", TAP, "mtu", "4200", "up"])
-        words = [SCRIPT, "--seconds", seconds, "--tap", TAP, "--stdin"]
+        words = ["--seconds", seconds, "--tap", TAP]
         words += [f"--address={address}" for address in addresses]
         words += [f"--gateway={gateway.split('/')[0]}" for gateway in gateways]
-        self.process = subprocess.Popen([str(word) for word in [*words, "--", "python3", AGENT]], text=True,
-                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        threading.Thread(target=self.listen, daemon=True).start()
+        self.begin(words)
+
+    def begin(self, words, prefix=()):
+        """Boots it. `words`: of scripts/rxe-guest."""
+        self.background, self.programs, self.answers = [], {}, {}
+        self.numbers, self.changed, self.ended, self.ready = itertools.count(1), threading.Condition(), False, False
+        self.said = []
+        words = [*prefix, SCRIPT, "--stdin", *words, "--", "python3", AGENT]
+        self.process = subprocess.Popen([str(word) for word in words], text=True, stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        self.listener = threading.Thread(target=self.listen, daemon=True)
+        self.listener.start()
 
     def __enter__(self):
         return self
@@ -161,10 +167,13 @@ class Guest:
             time.sleep(0.02)
 
     def close(self):
+        self.end()
+        run(["ip", "link", "delete", "dev", TAP])
+
+    def end(self):
         self.process.stdin.close()
         try:
             self.process.wait(10)
         except subprocess.TimeoutExpired:
             self.process.terminate()
             self.process.wait(10)
-        run(["ip", "link", "delete", "dev", TAP])

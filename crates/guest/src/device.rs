@@ -1,8 +1,9 @@
 //! The shared-memory device in a machine: an NVDIMM, of which the kernel's own drivers make a device of DAX.
 //!
-//! It is made as `ndctl create-namespace --mode devdax --align 4096 --map mem` does, by sysfs alone. The kernel's records
-//! of pages lie in the guest's own memory (`map=mem`), never in the device: the router clears all of that, while they
-//! are in use. The kernel's label at the device's head is cleared, too, and is read only when a driver takes the device.
+//! It is made as `ndctl create-namespace --mode devdax --align 4096 --map mem` does, by sysfs alone. The kernel's
+//! records of pages lie in the guest's own memory (`map=mem`), never in the device: the router clears all of that,
+//! while they are in use. The kernel's label at the device's head is cleared, too; it is read only when a driver takes
+//! the device.
 //!
 //! Invariant: an NVDIMM that holds anything but zeros, or a device of DAX with another's name, is not touched.
 use crate::sysfs::Tree;
@@ -39,15 +40,22 @@ pub fn regions(tree: &Tree) -> Vec<String> {
     tree.names(ND).into_iter().filter(|name| name.starts_with("region")).filter(is_pmem).collect()
 }
 
+/// Devices of a region of one kind, such as dax0.0; `dax_seed` and its like are no devices.
+fn devices(tree: &Tree, region: &str, kind: &str) -> Vec<String> {
+    let is_device = |name: &String| {
+        name.strip_prefix(kind).is_some_and(|number| number.starts_with(|first: char| first.is_ascii_digit()))
+    };
+    tree.names(&format!("{ND}/{region}")).into_iter().filter(is_device).collect()
+}
+
 /// The device that is there already.
 ///
 /// # Errors
 /// sysfs can't be read.
 pub fn find(tree: &Tree) -> io::Result<Option<DaxDevice>> {
     for region in regions(tree) {
-        for name in tree.names(&format!("{ND}/{region}")).into_iter().filter(|name| name.starts_with("dax")) {
+        for name in devices(tree, &region, "dax") {
             let device = format!("{ND}/{region}/{name}");
-            // `dax_seed` and its like are files.
             let is_ours = tree.read(&format!("{device}/uuid")).is_ok_and(|uuid| uuid == UUID);
             if is_ours && tree.driver(&device).is_some() {
                 return describe(tree, &region, &name).map(Some);
@@ -91,12 +99,11 @@ pub fn prepare(tree: &Tree) -> io::Result<DaxDevice> {
 
 /// The whole of an NVDIMM, if nothing is in it.
 fn free_namespace(tree: &Tree, region: &str) -> io::Result<String> {
-    let namespaces: Vec<String> =
-        tree.names(&format!("{ND}/{region}")).into_iter().filter(|name| name.starts_with("namespace")).collect();
+    let namespaces = devices(tree, region, "namespace");
     let [namespace] = &namespaces[..] else { return Err(io::Error::other("it is divided")) };
     let path = format!("{ND}/{region}/{namespace}");
     if tree.driver(&path).is_none() {
-        // Whoever takes it says so by an error, such as a device of DAX with a label.
+        // Fails for one that is something else by its label, such as a device of DAX.
         tree.write(&format!("{PMEM_DRIVER}/bind"), namespace)?;
     }
     let blocks = tree.names(&format!("{path}/block"));

@@ -7,7 +7,7 @@ use crate::sysfs::Tree;
 #[derive(Debug, PartialEq, Eq)]
 pub struct Check {
     pub name: &'static str,
-    /// What there is, or what is missing and how that is mended.
+    /// The thing found; else the reason, and how that is mended.
     pub found: Result<String, String>,
 }
 

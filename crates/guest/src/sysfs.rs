@@ -130,6 +130,9 @@ pub mod recorded {
         sys/bus/nd/devices/region0/resource=0x100000000
         sys/bus/nd/devices/region0/size=268435456
         sys/bus/nd/devices/region0/dax_seed=dax0.0
+        sys/bus/nd/devices/region0/namespace_seed=
+        sys/bus/nd/devices/region0/init_namespaces=1/1
+        sys/bus/nd/devices/region0/namespaces=namespace0.0
         sys/bus/nd/devices/region0/dax0.0/uuid=
         sys/bus/nd/devices/region0/dax0.0/align=2097152
         sys/bus/nd/devices/region0/dax0.0/mode=none
