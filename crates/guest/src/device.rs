@@ -163,7 +163,7 @@ mod tests {
         assert_eq!(find(&recorded.tree).unwrap(), None, "another's");
         recorded.add(&format!("{ND}/region0/dax0.0/uuid={UUID}"));
         let node = recorded.tree.path("dev/dax0.0");
-        let device = DaxDevice { node, offset: 8192, bytes: 268_427_264 };
+        let device = DaxDevice { node, offset: 2 << 20, bytes: 266_338_304 };
         assert_eq!(find(&recorded.tree).unwrap().as_ref(), Some(&device));
         assert_eq!(prepare(&recorded.tree).unwrap(), device);
     }
@@ -174,7 +174,7 @@ mod tests {
         // The kernel's part of it, which a tree of files does not do.
         recorded.add(DAX);
         let tree = &recorded.tree;
-        assert_eq!(prepare(tree).unwrap().offset, 8192);
+        assert_eq!(prepare(tree).unwrap().offset, 2 << 20);
         for (file, content) in [
             ("sys/bus/nd/drivers/nd_pmem/unbind", "namespace0.0"),
             ("sys/bus/nd/devices/region0/dax0.0/uuid", UUID),

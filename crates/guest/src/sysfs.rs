@@ -145,8 +145,8 @@ pub mod recorded {
     pub const DAX: &str = "
         sys/bus/nd/devices/region0/dax0.0/driver -> ../../../../bus/nd/drivers/dax_pmem
         sys/bus/dax/devices/dax0.0/driver -> ../../../../bus/dax/drivers/device_dax
-        sys/bus/dax/devices/dax0.0/resource=0x100002000
-        sys/bus/dax/devices/dax0.0/size=268427264
+        sys/bus/dax/devices/dax0.0/resource=0x100200000
+        sys/bus/dax/devices/dax0.0/size=266338304
         sys/bus/dax/devices/dax0.0/align=4096
         dev/dax0.0=
     ";
