@@ -14,7 +14,6 @@ use std::time::Duration;
 const ND: &str = "sys/bus/nd/devices";
 const PMEM_DRIVER: &str = "sys/bus/nd/drivers/nd_pmem";
 const DAX_DRIVER: &str = "sys/bus/nd/drivers/dax_pmem";
-const DAX: &str = "sys/bus/dax/devices";
 /// Our devices' name to the kernel: "freeflow", and what has no meaning.
 const UUID: &str = "66726565-666c-6f77-8000-6775657374fe";
 /// Mappings of any page, not of 2 MiB.
@@ -40,12 +39,12 @@ pub fn regions(tree: &Tree) -> Vec<String> {
     tree.names(ND).into_iter().filter(|name| name.starts_with("region")).filter(is_pmem).collect()
 }
 
-/// Devices of a region of one kind, such as dax0.0; `dax_seed` and its like are no devices.
-fn devices(tree: &Tree, region: &str, kind: &str) -> Vec<String> {
+/// Devices of one kind in a region or another device, such as dax0.0; `dax_seed` and its like are no devices.
+fn devices(tree: &Tree, parent: &str, kind: &str) -> Vec<String> {
     let is_device = |name: &String| {
         name.strip_prefix(kind).is_some_and(|number| number.starts_with(|first: char| first.is_ascii_digit()))
     };
-    tree.names(&format!("{ND}/{region}")).into_iter().filter(is_device).collect()
+    tree.names(&format!("{ND}/{parent}")).into_iter().filter(is_device).collect()
 }
 
 /// The device that is there already.
@@ -58,19 +57,22 @@ pub fn find(tree: &Tree) -> io::Result<Option<DaxDevice>> {
             let device = format!("{ND}/{region}/{name}");
             let is_ours = tree.read(&format!("{device}/uuid")).is_ok_and(|uuid| uuid == UUID);
             if is_ours && tree.driver(&device).is_some() {
-                return describe(tree, &region, &name).map(Some);
+                return describe(tree, &region, &name);
             }
         }
     }
     Ok(None)
 }
 
-fn describe(tree: &Tree, region: &str, name: &str) -> io::Result<DaxDevice> {
+/// None: no driver of DAX has made its part yet. Its number and the node's are not `name`'s.
+fn describe(tree: &Tree, region: &str, name: &str) -> io::Result<Option<DaxDevice>> {
+    let device = format!("{region}/{name}");
+    let Some(node) = devices(tree, &device, "dax").into_iter().next() else { return Ok(None) };
     let start = tree.number(&format!("{ND}/{region}/resource"))?;
-    let data = tree.number(&format!("{DAX}/{name}/resource"))?;
+    let data = tree.number(&format!("{ND}/{device}/{node}/resource"))?;
     let offset = data.checked_sub(start).ok_or_else(|| io::Error::other("the device's data begin before it"))?;
-    let bytes = tree.number(&format!("{DAX}/{name}/size"))?;
-    Ok(DaxDevice { node: tree.path("dev").join(name), offset, bytes })
+    let bytes = tree.number(&format!("{ND}/{device}/{node}/size"))?;
+    Ok(Some(DaxDevice { node: tree.path("dev").join(node), offset, bytes }))
 }
 
 /// The device, made if it is not there.
@@ -135,12 +137,12 @@ fn make(tree: &Tree, region: &str, namespace: &str) -> io::Result<DaxDevice> {
         return Err(error);
     }
     for _ in 0..WAIT_COUNT {
-        if tree.exists(format!("dev/{name}")) {
-            return describe(tree, region, &name);
+        if let Some(device) = describe(tree, region, &name)?.filter(|device| device.node.exists()) {
+            return Ok(device);
         }
         std::thread::sleep(WAIT);
     }
-    Err(io::Error::other(format!("/dev/{name} does not appear; see freeflow-guest doctor")))
+    Err(io::Error::other(format!("no node of {name} appears; see freeflow-guest doctor")))
 }
 
 #[cfg(test)]
@@ -166,6 +168,14 @@ mod tests {
         let device = DaxDevice { node, offset: 2 << 20, bytes: 266_338_304 };
         assert_eq!(find(&recorded.tree).unwrap().as_ref(), Some(&device));
         assert_eq!(prepare(&recorded.tree).unwrap(), device);
+    }
+
+    #[test]
+    fn the_node_has_another_number_at_the_next_boot() {
+        let recorded = Recorded::of(NVDIMM);
+        recorded.add(&DAX.replace("region0/dax0.0/", "region0/dax0.1/"));
+        recorded.add(&format!("{ND}/region0/dax0.1/uuid={UUID}"));
+        assert_eq!(find(&recorded.tree).unwrap().unwrap().node, recorded.tree.path("dev/dax0.0"));
     }
 
     #[test]

@@ -144,10 +144,10 @@ pub mod recorded {
     ";
     pub const DAX: &str = "
         sys/bus/nd/devices/region0/dax0.0/driver -> ../../../../bus/nd/drivers/dax_pmem
-        sys/bus/dax/devices/dax0.0/driver -> ../../../../bus/dax/drivers/device_dax
-        sys/bus/dax/devices/dax0.0/resource=0x100200000
-        sys/bus/dax/devices/dax0.0/size=266338304
-        sys/bus/dax/devices/dax0.0/align=4096
+        sys/bus/nd/devices/region0/dax0.0/dax0.0/driver -> ../../../../bus/dax/drivers/device_dax
+        sys/bus/nd/devices/region0/dax0.0/dax0.0/resource=0x100200000
+        sys/bus/nd/devices/region0/dax0.0/dax0.0/size=266338304
+        sys/bus/nd/devices/region0/dax0.0/dax0.0/align=4096
         dev/dax0.0=
     ";
     pub const PORT: &str = "
