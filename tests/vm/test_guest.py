@@ -1,4 +1,4 @@
-"""The vNIC of a virtual machine, in the machine: see tests/harness/machine.py. The tests run in this order, in one machine."""
+"""The vNIC of a virtual machine, in the machine: see tests/harness/vm_machine.py. The tests run in this order, in one machine."""
 
 import re
 
