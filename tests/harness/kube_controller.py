@@ -3,12 +3,12 @@
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
 from harness import settings
+from harness.engines import wait_until
 from harness.failure import need
 
 SECONDS = 30
@@ -25,11 +25,7 @@ def program():
 
 
 def until(what, probe, seconds=SECONDS):
-    end = time.monotonic() + seconds
-    while not (found := probe()):
-        need(time.monotonic() < end, f"in {seconds} s it is not so: {what() if callable(what) else what}")
-        time.sleep(0.05)
-    return found
+    return wait_until(probe, what, seconds)
 
 
 class Controller:
