@@ -1,5 +1,6 @@
 """The vNIC of a virtual machine, without the machine: see tests/harness/vm.py."""
 
+import json
 import os
 import time
 
@@ -174,6 +175,26 @@ def test_detached(host, container):
     guest.end()
     guest.cable.remove()
     host.freeflow("vm", "detach", "gone", codes=(1,))
+
+
+def test_a_device_that_does_not_fit_leaves_nothing(host):
+    """The address that it asked for is the next one's."""
+    address = json.loads(host.freeflow("vm", "attach", "small", "--size", "16M", "-o", "json"))["address"]
+    host.freeflow("vm", "detach", "small")
+    host.freeflow("vm", "attach", "large", "--size", "1024G", "--address", address, codes=(1,))
+    need("large" not in host.freeflow("vm", "ls"), "it is listed")
+    host.freeflow("vm", "attach", "small", "--size", "16M", "--address", address)
+    host.freeflow("vm", "detach", "small")
+
+
+def test_a_device_that_can_not_be_had_holds_up_no_router(host):
+    memory = json.loads(host.freeflow("vm", "attach", "lost", "--size", "16M", "-o", "json"))["memory"]
+    # As if it were another user's.
+    os.chmod(os.path.realpath(memory), 0o644)
+    harness.end_router(host)
+    host.up()
+    need(host.is_up() and "lost" in host.freeflow("vm", "ls"), "the router does not start")
+    host.freeflow("vm", "detach", "lost")
 
 
 def test_down():

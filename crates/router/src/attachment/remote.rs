@@ -347,6 +347,9 @@ impl TenantMemory for RemoteMemory {
                 let (address, length) = (offset(address, at, size)?, piece.len() as u32);
                 shared.wait_done(|request| Request::ReadStaged { request, process, address, length })?;
                 staging.read(0, piece).map_err(io::Error::other)?;
+                if staging.poisoned() {
+                    return Err(io::Error::other("the shared-memory device was truncated"));
+                }
             }
             return Ok(());
         }

@@ -126,9 +126,14 @@ impl Control {
 
     /// A library of a virtual machine has connected, by the machine's agent.
     pub(crate) fn accept_guest(&mut self, vnic: &str, connection: GuestConnection) {
-        let GuestConnection { socket, credentials, charge, process } = connection;
+        let GuestConnection { socket, credentials, charge, process, memory } = connection;
         let newcomer = Newcomer { socket, credentials, charge };
-        match (self.vnics_by_id.get(vnic).copied(), process) {
+        // Another one of this name, perhaps.
+        let is_same = |key: &Key| {
+            let there = self.vnics.get(*key).and_then(|entry| entry.attachment.shared_memory());
+            there.is_some_and(|there| Arc::ptr_eq(there, &memory))
+        };
+        match (self.vnics_by_id.get(vnic).copied().filter(is_same), process) {
             (Some(key), Ok(process)) => self.begin_session_of(key, newcomer, process),
             (Some(key), Err(error)) => self.refuse(key, &error, newcomer),
             (None, process) => self.dispose("", (newcomer, process), 1),

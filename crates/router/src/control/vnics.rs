@@ -4,7 +4,8 @@
 //! alone. The socket is open to every user: being able to reach it is the permission. A restarted
 //! router puts a new socket into the same directory, so that mounts stay valid.
 use crate::admission::account::Account;
-use crate::attachment::guest::Guest;
+use crate::attachment::Attachment;
+use crate::attachment::guest::{Absent, Guest};
 use crate::base::deferred_drop::Closer;
 use crate::base::log::{Lines, info, warning};
 use crate::base::slab::Key;
@@ -122,7 +123,7 @@ impl Control {
             let engine_id = workers[shard].create_vnic(&vnic).map_err(io::Error::other)?;
             shapings[shard].push((engine_id, shaping));
             let listener = self.prepare_vnic(&record.id)?;
-            self.insert_vnic((record, shaping, place), engine_id, listener)?;
+            self.insert_vnic((record, shaping, place), engine_id, listener, true)?;
         }
         let policies = self.policies_of_shards(changes);
         for ((worker, policy), shapings) in workers.iter_mut().zip(policies).zip(shapings) {
@@ -160,10 +161,31 @@ impl Control {
         Some((network, record, self.state.shaping_of(vnic)))
     }
 
-    fn insert_vnic(&mut self, of: (Record, Shaping, Place), engine_id: VnicId, listener: OwnedFd) -> io::Result<Key> {
+    fn insert_vnic(
+        &mut self,
+        of: (Record, Shaping, Place),
+        engine_id: VnicId,
+        listener: OwnedFd,
+        is_restored: bool,
+    ) -> io::Result<Key> {
         let (record, shaping, place) = of;
         let id = record.id.clone();
         let network = self.state.network(&record.network).ok_or_else(|| io::Error::other("no such network"))?;
+        // First: of one that can't be attached nothing is known anywhere.
+        let (account, closer) = (Arc::new(Account::new(self.commons.clone())), Arc::<Closer>::default());
+        let is_guest = record.guest_memory().is_some();
+        let attachment: Arc<dyn Attachment> = match self.first_attachment(&record, account.clone(), closer.clone()) {
+            // The others' router starts without it.
+            Err(error) if is_restored && is_guest => {
+                warning!("a virtual machine's vNIC can't be served; detach it", vnic = id, error = error);
+                Arc::new(Absent)
+            }
+            made => made?,
+        };
+        if is_guest {
+            // Its processes are no process of this host.
+            let _ = std::fs::remove_file(directory(&self.config.run_dir, &id).join("router.sock"));
+        }
         let identity = identity_of(&record);
         let external = self.external_gid(&record.network, place.shard);
         let cm = self.cm.attach(network.id, (record.gid(), record.ipv6_gid()), external);
@@ -177,12 +199,6 @@ impl Control {
         self.name_network(place.shard, network.id, &record.network);
         let known = parties(network.id, &place.gids, &identity);
         self.tell_siblings(place.shard, &[routes(&place, Some(place.shard)), known].concat());
-        let (account, closer) = (Arc::new(Account::new(self.commons.clone())), Arc::<Closer>::default());
-        let attachment = self.first_attachment(&record, account.clone(), closer.clone())?;
-        if attachment.shared_memory().is_some() {
-            // Its processes are no process of this host.
-            let _ = std::fs::remove_file(directory(&self.config.run_dir, &id).join("router.sock"));
-        }
         let entry = VnicEntry {
             record,
             place,
@@ -321,9 +337,10 @@ impl Control {
             self.give_external_gids(vec![(engine_id, external_now)]);
         }
         let inserted = match made {
-            Ok(engine_id) => self.insert_vnic((record, shaping, place.clone()), engine_id, listener),
+            Ok(engine_id) => self.insert_vnic((record, shaping, place.clone()), engine_id, listener, false),
             Err(error) => Err(io::Error::other(error)),
         };
+        let leave = move |control: &mut Self| control.placement.leave(&place);
         match inserted {
             Ok(key) => {
                 info!("vNIC attached", vnic = id, address = address);
@@ -333,7 +350,13 @@ impl Control {
             }
             Err(error) => {
                 warning!("a vNIC was refused", vnic = id, error = error);
-                self.placement.leave(&place);
+                match made {
+                    // Before the making of the next one that has its address.
+                    Ok(engine_id) => {
+                        self.destroy_vnic(engine_id.shard(), VnicName::Known(engine_id), id.clone(), 0, leave);
+                    }
+                    Err(_) => leave(self),
+                }
                 self.when_stored(QueuedCommand::ForgetVnic { id });
             }
         }

@@ -106,6 +106,9 @@ impl ControlChannel {
             }
         }
         self.outgoing.drain(..written);
+        if self.outgoing.is_empty() && self.outgoing.capacity() > READ_BYTES {
+            self.outgoing = Vec::new();
+        }
         if self.outgoing.len() > OUTGOING_BYTES_MAX {
             return Err("the other side does not read");
         }

@@ -217,7 +217,7 @@ impl Gateway {
             (Phase::Serving(serving), message) => match message {
                 FromGuest::Connect { connection, pid, uid, gid } => {
                     let credentials = PeerCredentials { pid, uid, gid };
-                    if !serving.connect(connection, credentials, &self.epoll, &self.parameters)? {
+                    if !serving.connect(connection, credentials, &self.epoll, &self.parameters, &self.memory)? {
                         channel.send(&ToGuest::Close { connection });
                     }
                 }
@@ -359,6 +359,7 @@ impl Serving {
         credentials: PeerCredentials,
         epoll: &OwnedFd,
         parameters: &GuestParameters,
+        memory: &Arc<SharedMemory>,
     ) -> Result<bool, Ended> {
         if number <= self.last_connection || number > CONNECTION_MAX || credentials.pid <= 0 {
             return Err(MALFORMED);
@@ -375,8 +376,10 @@ impl Serving {
         });
         let Ok((socket, theirs)) = made else { return Ok(false) };
         let (charge, connected) = (Arc::new(charge), parameters.connected.clone());
-        let held = charge.clone();
-        let found = move |process| connected(GuestConnection { socket: theirs, credentials, charge: held, process });
+        let (held, memory) = (charge.clone(), memory.clone());
+        let found = move |process| {
+            connected(GuestConnection { socket: theirs, credentials, charge: held, process, memory });
+        };
         if !self.remote.identify_connection(number, charge, Box::new(found)) {
             return Ok(false);
         }

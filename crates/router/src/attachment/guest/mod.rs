@@ -38,6 +38,8 @@ pub struct GuestConnection {
     pub credentials: PeerCredentials,
     pub charge: Arc<Charge>,
     pub process: io::Result<Box<dyn AttachedProcess>>,
+    /// The vNIC's, which tells it from a later one of the same name.
+    pub memory: Arc<SharedMemory>,
 }
 
 /// Takes connections; on other threads than the control thread.
@@ -78,6 +80,27 @@ impl Guest {
     pub fn remove(directory: &Path) {
         let _ = std::fs::remove_file(directory.join(SOCKET));
         shared_memory::remove(directory);
+    }
+}
+
+/// The attachment of one whose device or thread can't be had after a restart of the router: nobody connects.
+pub struct Absent;
+
+impl Attachment for Absent {
+    fn identify(&self, peer: Peer, found: Found) -> Result<(), Box<dyn Any + Send>> {
+        Err(Box::new((peer, found)))
+    }
+
+    fn event_channel(&self, _bytes: usize) -> io::Result<(OwnedFd, OwnedFd)> {
+        Err(io::ErrorKind::NotFound.into())
+    }
+
+    fn take_waiting(&self) -> Box<dyn Any + Send> {
+        Box::new(())
+    }
+
+    fn ended(&self) -> Option<&'static str> {
+        None
     }
 }
 

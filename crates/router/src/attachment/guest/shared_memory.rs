@@ -8,7 +8,7 @@
 //! named as the device's data is used, and that lies inside.
 use crate::base::log::warning;
 use freeflow_shm::{Doorbell, FreeList, Segment, page_bytes};
-use rustix::fs::{FallocateFlags, fallocate, fstatfs};
+use rustix::fs::{FallocateFlags, OFlags, fallocate, fstatfs};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::Range;
@@ -28,6 +28,11 @@ const TMPFS: u64 = 0x0102_1994;
 /// Where the file is if the run directory is on a disk.
 const FALLBACK: &str = "/dev/shm";
 const NAME: &str = "memory";
+/// Beginning of the file's name there.
+const PREFIX: &str = "freeflow-";
+/// Longest part, bytes. It is cleared on the control thread, and the guest may have filled it: this takes milliseconds.
+/// More than libraries ask for at once.
+const PART_BYTES_MAX: usize = 64 << 20;
 
 /// The data of the device.
 struct Data {
@@ -83,14 +88,54 @@ fn path_of(directory: &Path) -> io::Result<PathBuf> {
         return Err(io::Error::other("neither the run directory nor /dev/shm is on tmpfs"));
     }
     let about = std::fs::metadata(directory)?;
-    Ok(Path::new(FALLBACK).join(format!("freeflow-{:x}-{:x}", about.dev(), about.ino())))
+    Ok(Path::new(FALLBACK).join(format!("{PREFIX}{:x}-{:x}", about.dev(), about.ino())))
+}
+
+/// Whether [`path_of`] may have given that.
+fn is_fallback(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str());
+    path.parent() == Some(Path::new(FALLBACK)) && name.is_some_and(|name| name.starts_with(PREFIX))
+}
+
+/// Opens or makes the file. Everybody may write to /dev/shm: what another user has put there is not taken.
+fn open_file(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false).mode(0o600);
+    let file = options.custom_flags(OFlags::NOFOLLOW.bits() as i32).open(path)?;
+    let about = file.metadata()?;
+    let is_own = about.is_file() && about.uid() == rustix::process::geteuid().as_raw();
+    if !is_own || about.nlink() != 1 || about.mode() & 0o077 != 0 {
+        return Err(io::Error::other(format!("{} is another user's", path.display())));
+    }
+    Ok(file)
+}
+
+/// Whoever runs in a machine may fill its device: all devices together leave a quarter of what is free now to others.
+///
+/// # Errors
+/// A device of so many bytes more does not fit.
+fn check_room(directory: &Path, path: &Path, bytes: u64) -> io::Result<()> {
+    let about = fstatfs(File::open(path.parent().unwrap_or(directory))?)?;
+    let (free, all) = (about.f_bavail.saturating_mul(about.f_bsize as u64), about.f_blocks);
+    // Nothing yet but a length.
+    let promised = |about: std::fs::Metadata| about.len().saturating_sub(about.blocks() * 512);
+    let vnics = directory.parent().map(std::fs::read_dir).transpose()?.into_iter().flatten().flatten();
+    let others = vnics.filter(|vnic| vnic.path() != directory);
+    let others: u64 = others.filter_map(|vnic| std::fs::metadata(vnic.path().join(NAME)).ok()).map(promised).sum();
+    // A tmpfs without a limit says 0.
+    if all > 0 && bytes.saturating_add(others) > free - free / 4 {
+        return Err(io::Error::other("the file system of shared-memory devices has no room for one of that size"));
+    }
+    Ok(())
 }
 
 /// The vNIC is gone, and the file with it: who has it mapped keeps its pages.
 pub fn remove(directory: &Path) {
     let link = directory.join(NAME);
-    // By the link, whose directory may be on its way already.
-    if let Ok(path) = std::fs::read_link(&link) {
+    // By the link, whose directory may be on its way already. Whoever else has put a link there deletes nothing by it.
+    if let Ok(path) = std::fs::read_link(&link)
+        && is_fallback(&path)
+    {
         let _ = std::fs::remove_file(path);
     }
     let _ = std::fs::remove_file(link);
@@ -107,12 +152,17 @@ impl SharedMemory {
             return Err(io::Error::other("a shared-memory device of that size can't be"));
         }
         let path = path_of(directory)?;
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path)?;
+        if !std::fs::symlink_metadata(&path).is_ok_and(|about| about.len() == bytes) {
+            check_room(directory, &path, bytes)?;
+        }
+        let file = open_file(&path)?;
         if file.metadata()?.len() != bytes {
             file.set_len(bytes)?;
         }
         let link = directory.join(NAME);
-        if path != link && std::fs::read_link(&link).is_err() {
+        // The host may have been started again, and have other numbers of devices.
+        if path != link && std::fs::read_link(&link).ok().as_ref() != Some(&path) {
+            let _ = std::fs::remove_file(&link);
             std::os::unix::fs::symlink(&path, &link)?;
         }
         Self::of_file(file, bytes)
@@ -196,6 +246,9 @@ impl SharedMemory {
             return Err(no_memory());
         }
         let bytes = bytes.checked_next_multiple_of(page_bytes()).ok_or_else(no_memory)?;
+        if bytes > PART_BYTES_MAX {
+            return Err(no_memory());
+        }
         let mut data = self.lock();
         let offset = if data.is_open { data.ranges.take(bytes) } else { None };
         let offset = offset.ok_or_else(no_memory)?;
@@ -248,6 +301,41 @@ mod tests {
         assert_eq!((bytes, memory.file.metadata().unwrap().blocks()), ([0; 4], 0));
         memory.begin(0, memory.bytes()).unwrap();
         assert!(memory.part(memory.bytes() as usize).is_ok());
+    }
+
+    #[test]
+    fn what_others_have_put_there_is_neither_opened_nor_removed() {
+        let base = std::env::temp_dir().join(format!("freeflow-devices-{}", std::process::id()));
+        let directory = base.join("vnic");
+        std::fs::create_dir_all(&directory).unwrap();
+        let victim = base.join("victim");
+        std::fs::write(&victim, b"mine").unwrap();
+        let path = path_of(&directory).unwrap();
+        std::os::unix::fs::symlink(&victim, &path).unwrap();
+        assert!(SharedMemory::open(&directory, DEVICE_BYTES_MIN).is_err(), "another's link");
+        std::fs::remove_file(&path).unwrap();
+        std::fs::hard_link(&victim, base.join("second")).unwrap();
+        assert!(open_file(&victim).is_err(), "a file of other names, too");
+        let link = directory.join(NAME);
+        std::os::unix::fs::symlink(&victim, &link).unwrap();
+        remove(&directory);
+        assert!(!link.exists());
+        assert_eq!(std::fs::read(&victim).unwrap(), b"mine");
+        drop(SharedMemory::open(&directory, DEVICE_BYTES_MIN).unwrap());
+        remove(&directory);
+        assert!(!path.exists());
+        assert!(check_room(&directory, &path, u64::MAX).is_err());
+        std::fs::remove_dir_all(&base).unwrap();
+    }
+
+    #[test]
+    fn a_part_that_takes_long_to_clear_is_refused() {
+        let file = rustix::fs::memfd_create("device", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let bytes = 2 * PART_BYTES_MAX as u64;
+        rustix::fs::ftruncate(&file, bytes).unwrap();
+        let memory = SharedMemory::of_file(file.into(), bytes).unwrap();
+        memory.begin(0, bytes).unwrap();
+        assert!(memory.part(PART_BYTES_MAX + 1).is_err() && memory.part(PART_BYTES_MAX).is_ok());
     }
 
     #[test]
