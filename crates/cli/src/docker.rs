@@ -13,7 +13,7 @@ use rustix::fs::fchown;
 use rustix::process::{Gid, Uid};
 use serde_json::{Map, Value, json};
 use std::fs::{self, File};
-use std::io::{ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::ops::Range;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -42,7 +42,7 @@ fn register(path: &Path, mark: Option<&Path>) -> Result<()> {
     let before = read(path)?;
     match with_runtime(&before, &program).context(path.display())? {
         Some(after) => {
-            write(path, &after)?;
+            write(path, &before, &after)?;
             output::line(format!("{} has the runtime {RUNTIME}. {APPLY}", path.display()));
         }
         None => output::line(format!("{} has the runtime {RUNTIME} already.", path.display())),
@@ -63,7 +63,7 @@ fn unregister(path: &Path, mark: Option<&Path>) -> Result<()> {
             // A file that was made for the runtime alone goes whole.
             match with_runtime("", &program)?.as_ref() == Some(&before) {
                 true => fs::remove_file(path).context(path.display())?,
-                false => write(path, &after)?,
+                false => write(path, &before, &after)?,
             }
             output::line(format!("{} has no runtime {RUNTIME} any more. {APPLY}", path.display()));
         }
@@ -91,8 +91,9 @@ fn read(path: &Path) -> Result<String> {
 }
 
 /// With the mode and owner of the file that it replaces; a link to it stays one.
-fn write(path: &Path, text: &str) -> Result<()> {
+fn write(path: &Path, former: &str, text: &str) -> Result<()> {
     let path = match fs::canonicalize(path) {
+        Err(_) if path.is_symlink() => fail!("{}: a link to no file; it stays as it is", path.display()),
         Err(error) if error.kind() == ErrorKind::NotFound => path.to_owned(),
         path => path.context("Docker's settings")?,
     };
@@ -112,6 +113,9 @@ fn write(path: &Path, text: &str) -> Result<()> {
         let mode = before.as_ref().map_or(FILE_MODE, |before| before.mode() & 0o777);
         file.set_permissions(fs::Permissions::from_mode(mode))?;
         file.sync_all()?;
+        if before.is_some() && fs::read_to_string(&path)? != former {
+            return Err(io::Error::other("somebody else has changed it meanwhile; it stays as it is"));
+        }
         fs::rename(&temporary, &path)
     })();
     if result.is_err() {
@@ -413,6 +417,8 @@ mod tests {
         fs::write(&mark, "/opt/bin/freeflow-runtime").unwrap();
         unregister(&link, Some(&mark)).unwrap();
         assert!(mark.exists(), "it is another installation's");
+        assert!(write(&link, "of before", "{}").is_err(), "it was changed meanwhile");
+        assert_eq!(fs::read_to_string(&file).unwrap(), "{\"a\": 1}");
         let new = directory.join("etc/daemon.json");
         register(&new, None).unwrap();
         assert_eq!(fs::metadata(&new).unwrap().mode() & 0o777, FILE_MODE);

@@ -26,11 +26,16 @@ pub fn peers(run_dir: &RunDir, action: Peers) -> Result<()> {
 pub fn reload(run_dir: &RunDir) -> Result<()> {
     let mut admin = Admin::connect(run_dir)?;
     admin.reload_peers()?;
-    if let Some(settings) = run_dir.settings() {
-        let _lock = run_dir.lock()?;
-        up::join(run_dir, &settings)?;
-    }
-    Ok(bridges::refresh(run_dir, || Ok(admin.networks()?))?)
+    let joined = match run_dir.settings() {
+        Some(settings) => {
+            let _lock = run_dir.lock()?;
+            up::join(run_dir, &settings)
+        }
+        None => Ok(()),
+    };
+    // The others follow, however it went with the network `default`.
+    let refreshed = bridges::refresh(run_dir, || Ok(admin.networks()?));
+    joined.and(refreshed.map_err(Into::into))
 }
 
 fn list(run_dir: &RunDir, format: Format) -> Result<()> {

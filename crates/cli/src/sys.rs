@@ -9,6 +9,8 @@ use rustix::process::Pid;
 use rustix::thread::{CapabilitySet, UnshareFlags};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 
 /// Whether this process may make interfaces, namespaces and mounts.
 pub fn is_privileged() -> bool {
@@ -165,6 +167,16 @@ pub fn reset_signals() {
         libc::sigemptyset(&mut set);
         libc::sigprocmask(libc::SIG_SETMASK, &set, std::ptr::null_mut());
     }
+}
+
+/// Has a program begin with [`reset_signals`]: it would inherit what this process blocks.
+pub fn with_default_signals(command: &mut Command) -> &mut Command {
+    let reset = || {
+        reset_signals();
+        Ok(())
+    };
+    // SAFETY: between fork and exec it makes calls alone that are async-signal-safe, and allocates nothing.
+    unsafe { command.pre_exec(reset) }
 }
 
 /// Sends a signal by its number (rustix knows no real-time signals).

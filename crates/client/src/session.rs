@@ -170,7 +170,8 @@ fn asked_path() -> Option<PathBuf> {
 fn has_vnic(directory: &Path) -> bool {
     match std::fs::read_dir(directory) {
         Ok(mut entries) => entries.next().is_some(),
-        Err(error) => error.kind() == io::ErrorKind::PermissionDenied,
+        // Else it is there, and can't be looked into: by rights, or for want of descriptors.
+        Err(error) => !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory),
     }
 }
 

@@ -24,13 +24,11 @@ use crate::links::{self, BridgeOptions, Change, Filter, Link};
 use crate::overlay;
 use crate::ports::{self, Bridge, Port};
 use crate::run_dir::{RunDir, fnv1a, lock_file};
-use freeflow_protocol::admin::NetworkStatus;
+use freeflow_protocol::admin::{NetworkStatus, overlay_number};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 
 pub const DEFAULT_NETWORK: &str = "default";
-/// VXLAN network identifiers have 24 bits.
-const VNI_MAX: u64 = (1 << 24) - 1;
 
 fn is_default(network: &NetworkStatus) -> bool {
     network.name == DEFAULT_NETWORK
@@ -122,19 +120,8 @@ fn join(bridge: &str, network: &NetworkStatus, peers: Option<&std::path::Path>, 
     let pools = [Some(&network.pool), network.pool6.as_ref()].into_iter().flatten();
     let pools: Vec<Range> = pools.filter_map(|text| Range::parse(text)).collect();
     match peers.filter(|peers| !peers.peers.is_empty()) {
-        Some(peers) => overlay::make(bridge, (vni(&network.name), &pools), &peers, guard),
+        Some(peers) => overlay::make(bridge, (overlay_number(&network.name), &pools), &peers, guard),
         None => overlay::delete(bridge),
-    }
-}
-
-/// By the name, since each host numbers its networks by itself. Two names with one number would
-/// share an overlay: that is refused where it shows, see [`overlay::make`].
-fn vni(network: &str) -> u32 {
-    let hash = fnv1a(network.as_bytes());
-    let number = ((hash >> 40) ^ (hash >> 16) ^ hash) & VNI_MAX;
-    match number as u32 {
-        0 | overlay::DEFAULT_VNI => 1,
-        number => number,
     }
 }
 
@@ -174,11 +161,14 @@ fn sealed_of(bridge: &Link, prefix: &str) -> Option<Sealed> {
 pub fn refresh(run_dir: &RunDir, networks: impl FnOnce() -> Result<Vec<NetworkStatus>>) -> Result<()> {
     let _lock = lock(run_dir)?;
     let networks = networks()?;
+    // All of them, whatever one has: it may be another tenant's than the rest.
+    let mut result = Ok(());
     for network in networks.iter().filter(|network| !is_default(network) && network.vnic_count > 0) {
         let bridge = of(run_dir, network).name;
-        make_sealed(run_dir, network, &bridge).context(format!("the network {}", network.name))?;
+        let made = make_sealed(run_dir, network, &bridge).context(format!("the network {}", network.name));
+        result = result.and(made);
     }
-    remove_others(run_dir, &networks)
+    result.and(remove_others(run_dir, &networks))
 }
 
 /// With the lock held since before the networks were asked for.
@@ -346,8 +336,9 @@ mod tests {
 
     #[test]
     fn overlays_have_numbers_of_their_own() {
-        let numbers: std::collections::BTreeSet<u32> = (0..200).map(|number| vni(&format!("net-{number}"))).collect();
-        assert!(numbers.len() >= 199 && numbers.iter().all(|&number| number > 0 && u64::from(number) <= VNI_MAX));
+        let numbers: std::collections::BTreeSet<u32> =
+            (0..200).map(|number| overlay_number(&format!("net-{number}"))).collect();
+        assert!(numbers.len() >= 199 && numbers.iter().all(|&number| number > 0 && number < 1 << 24));
         assert!(!numbers.contains(&overlay::DEFAULT_VNI));
     }
 }

@@ -29,6 +29,8 @@ const PRIORITIES_OF_GENERATION: u32 = 10;
 const TABLE_FIRST: u32 = 0x100;
 const TABLES_OF_GENERATION: u32 = 0x10;
 const ALIAS: &str = "freeflow fence ";
+/// In the place of what a generation was made of: the other one may be there, too, and count.
+const UNFINISHED: u64 = 0;
 
 /// A range of addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -225,10 +227,17 @@ pub(crate) fn put(
 ) -> Result<()> {
     let rules = Rules::of(interface, pools, owners);
     let digest = rules.digest();
-    let alias = links::find(interface)?.and_then(|link| link.alias).filter(|_| !is_new);
-    let present = alias.as_deref().and_then(generation_of);
+    let noted = links::find(interface)?.and_then(|link| link.alias).as_deref().and_then(generation_of);
+    let present = noted.filter(|_| !is_new);
     if present.is_some_and(|(_, of)| of == digest) {
         return Ok(());
+    }
+    let note = |generation: u32, of: u64| {
+        links::change(interface, Change { alias: Some(&alias_of(generation, of)), ..Change::default() })
+    };
+    // If this ends, or fails, while both are there, or none, the alias is one that nobody takes for done.
+    if let Some((former, _)) = noted {
+        note(former, UNFINISHED)?;
     }
     let generation = present.map_or(0, |(generation, _)| 1 - generation);
     let install = |action: &str| {
@@ -236,8 +245,11 @@ pub(crate) fn put(
         programs::run_with_input("tc", &["-batch", "-"], &rules.lines(generation, action))
     };
     guard.dropping(install).context("can't fence the overlay between the hosts")?;
-    links::change(interface, Change { alias: Some(&alias_of(generation, digest)), ..Change::default() })?;
-    if present.is_some() { rules.clear(1 - generation) } else { Ok(()) }
+    if present.is_some() {
+        note(generation, UNFINISHED)?;
+        rules.clear(1 - generation)?;
+    }
+    note(generation, digest)
 }
 
 fn alias_of(generation: u32, digest: u64) -> String {

@@ -28,6 +28,8 @@ use std::fmt::Write;
 
 /// RoCEv2's port (IBTA annex A17.3; IANA).
 pub const ROCE_UDP_PORT: u16 = 4791;
+/// The next header of ICMPv6 (IANA).
+const ICMPV6: u8 = 58;
 /// VXLAN's port (IANA).
 pub const VXLAN_UDP_PORT: u16 = 4789;
 
@@ -126,9 +128,6 @@ impl Guard {
             let _ = writeln!(text, "filter add dev {interface} ingress protocol {protocol} prio {priority} {rest}");
         };
         filter("ip", 1, "handle 1: u32 divisor 1");
-        for port in &self.ports {
-            filter("ip", 1, &format!("u32 ht 1: match u16 {port} 0xffff at 2 action {action}"));
-        }
         // UDP and the first fragment or whole: on behind the IPv4 header, however long.
         let udp = "u32 ht 800: match u8 17 0xff at 9 match u16 0 0x1fff at 6";
         filter("ip", 1, &format!("{udp} link 1: offset at 0 mask 0x0f00 shift 6 eat"));
@@ -137,9 +136,13 @@ impl Guard {
             let fragment = "match u8 44 0xff at 6 match u8 17 0xff at 40 match u16 0 0xfff8 at 42";
             filter("ipv6", 2, &format!("u32 {fragment} match u16 {port} 0xffff at 50 action {action}"));
         }
-        // Hop-by-hop options before ICMPv6 pass; every other way to put headers before a payload does not.
-        filter("ipv6", 2, "u32 match u8 0 0xff at 6 match u8 58 0xff at 40 flowid :1");
-        for header in [0, 43, 60] {
+        // Hop-by-hop options before ICMPv6 pass; every other way to put headers before a payload does not. A filter
+        // that lets them pass would keep those behind it from looking: headers that differ in a bit are dropped.
+        for bit in (0..8).map(|bit| 1_u8 << bit) {
+            let other = !ICMPV6 & bit;
+            filter("ipv6", 2, &format!("u32 match u8 0 0xff at 6 match u8 {other} {bit:#04x} at 40 action {action}"));
+        }
+        for header in [43, 60] {
             filter("ipv6", 2, &format!("u32 match u8 {header} 0xff at 6 action {action}"));
         }
         for header in [0, 43, 44, 60] {
@@ -147,6 +150,10 @@ impl Guard {
         }
         filter("802.1q", 3, &format!("u32 match u32 0 0 action {action}"));
         filter("802.1ad", 4, &format!("u32 match u32 0 0 action {action}"));
+        // The last ones: where they are, all are, also if whoever put them was ended on the way.
+        for port in &self.ports {
+            filter("ip", 1, &format!("u32 ht 1: match u16 {port} 0xffff at 2 action {action}"));
+        }
         text
     }
 }
@@ -215,5 +222,19 @@ mod tests {
             assert_eq!(text.matches(&format!("match u16 {port} 0xffff")).count(), 3, "{text}");
         }
         assert!(text.lines().count() < 32 && text.lines().all(|line| line.contains("dev veth")));
+        // Nothing passes for good: the fence of an overlay is behind these.
+        assert!(!text.contains("flowid"), "{text}");
+        // By these it is known that all are there.
+        assert!(text.lines().rev().take(2).all(|line| line.contains("u32 ht 1: match u16 47")), "{text}");
+        // Every header but ICMPv6 behind hop-by-hop options is dropped.
+        let options =
+            text.lines().filter_map(|line| line.split_once("match u8 0 0xff at 6 match u8 ")?.1.split_once(" at 40"));
+        let rules: Vec<(u8, u8)> = options
+            .map(|(rule, _)| rule.split_once(" 0x").unwrap())
+            .map(|(value, mask)| (value.parse().unwrap(), u8::from_str_radix(mask, 16).unwrap()))
+            .collect();
+        let passing: Vec<u8> =
+            (0..=255).filter(|header: &u8| rules.iter().all(|(value, mask)| header & mask != *value)).collect();
+        assert_eq!(passing, [58]);
     }
 }

@@ -14,6 +14,7 @@ use crate::fence::{self, Range};
 use crate::guard::{Guard, VXLAN_UDP_PORT};
 use crate::links::{self, Change, Filter, Link, Overlay, OverlayOptions};
 use crate::run_dir::fnv1a;
+use freeflow_protocol::admin::DEFAULT_OVERLAY_NUMBER;
 use serde::Deserialize;
 use std::fs::File;
 use std::io::Read;
@@ -21,7 +22,7 @@ use std::net::IpAddr;
 use std::path::Path;
 
 /// The VXLAN network identifier of the network `default`: "ff".
-pub const DEFAULT_VNI: u32 = 0x6666;
+pub const DEFAULT_VNI: u32 = DEFAULT_OVERLAY_NUMBER;
 /// Bytes that VXLAN puts around a packet: outer IP, UDP, VXLAN and inner Ethernet headers.
 const OVERHEAD_IPV4_BYTES: u32 = 20 + 8 + 8 + 14;
 const OVERHEAD_IPV6_BYTES: u32 = 40 + 8 + 8 + 14;
@@ -112,8 +113,14 @@ pub fn make(bridge: &str, (vni, pools): (u32, &[Range]), peers: &Peers, guard: &
         links::add_overlay(&name, OverlayOptions { mtu_bytes: Some(mtu_bytes), ..options(identity) })
             .context("can't make the overlay between the hosts")?;
     }
-    let is_new = guard.put(&name)?;
-    fence::put(&name, guard, is_new, pools, &owners(peers))?;
+    let guarded = guard.put(&name);
+    let is_bare = !matches!(guarded, Ok(false));
+    let fenced = guarded.and_then(|is_new| fence::put(&name, guard, is_new, pools, &owners(peers)));
+    if fenced.is_err() && is_bare {
+        // It may carry packets already, and has nothing any more that looks at them.
+        links::delete_if_there(&name);
+    }
+    fenced?;
     links::change(&name, Change { bridge: Some(bridge), mtu_bytes: Some(mtu_bytes), ..Change::UP })?;
     links::change(bridge, Change { mtu_bytes: Some(mtu_bytes), ..Change::default() })?;
     let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6"), "1");

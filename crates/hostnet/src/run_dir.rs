@@ -255,10 +255,7 @@ pub fn write_atomically(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> 
     result
 }
 
-/// FNV-1a, 64 bits: names, not security.
-pub fn fnv1a(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
-}
+pub use freeflow_protocol::fnv1a;
 
 #[cfg(test)]
 mod tests {

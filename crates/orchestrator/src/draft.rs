@@ -16,7 +16,7 @@ use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::net::IpAddr;
-use freeflow_protocol::admin::OWN_LABELS;
+use freeflow_protocol::admin::{OWN_LABELS, overlay_number};
 use freeflow_verbs::NetworkId;
 
 mod addresses;
@@ -85,6 +85,8 @@ struct Draft<'a> {
     new_vnics: BTreeMap<String, u32>,
     cursors: BTreeMap<String, u32>,
     next_network: u32,
+    /// Networks by the numbers of their overlays, where they were needed.
+    overlays: Option<BTreeMap<u32, String>>,
     /// Its vNICs have addresses that go from host to host.
     is_for_cluster: bool,
     shares: Shares,
@@ -151,6 +153,7 @@ impl<'a> Draft<'a> {
             new_vnics: BTreeMap::new(),
             cursors: BTreeMap::new(),
             next_network: state.next_network.value.max(1),
+            overlays: None,
             is_for_cluster: false,
             shares: Shares::default(),
             writes: Vec::new(),
@@ -328,6 +331,9 @@ impl<'a> Draft<'a> {
             findings.network(&given.spec);
         }
         self.check_named(&mut findings, given.spec.qos_class.as_deref(), given.spec.quota.as_deref());
+        if old.is_none() {
+            self.check_overlay(&mut findings, name);
+        }
         if let Some(old) = old {
             self.check_kept(&mut findings, &given.spec, old);
         }
@@ -355,6 +361,23 @@ impl<'a> Draft<'a> {
                 vnic_count: 0,
             },
         )
+    }
+
+    /// A new network has an overlay of its own: with the number of another one, which may be another tenant's, their
+    /// containers would be in one segment, also where no host has both.
+    fn check_overlay(&mut self, findings: &mut Findings, name: &str) {
+        if self.shares.is_copy || name == DEFAULT_NETWORK {
+            return;
+        }
+        let state = self.state;
+        let there = || state.networks.keys().map(|name| (overlay_number(name), name.clone())).collect();
+        let overlays = self.overlays.get_or_insert_with(there);
+        if overlays.entry(overlay_number(name)).or_insert_with(|| name.into()) != name {
+            findings.add(
+                "metadata.name",
+                "the number of its overlay follows from it, and is another network's: choose another name",
+            );
+        }
     }
 
     fn put_network(&mut self, at: usize, what: Change, entry: NetworkEntry) -> Result<(), Refusal> {

@@ -179,7 +179,7 @@ impl Shares {
         };
         let entries = self.entries.entry(tenant.to_string()).or_insert_with(count);
         *entries = *entries - before + after;
-        if after > before && *entries > SELECTOR_ENTRIES_MAX {
+        if after > before && *entries > SELECTOR_ENTRIES_MAX && !self.is_copy {
             return Err(exhausted(format!(
                 "the groups and rules of tenant {tenant} would list {entries} labels, networks, addresses and vNICs; \
                  {SELECTOR_ENTRIES_MAX} are the most"
@@ -215,7 +215,7 @@ impl Shares {
         }
         let Some(pair) = pair_of(after) else { return Ok(()) };
         *pairs.entry(pair).or_default() += 1;
-        if pairs.len() > JOINED_PAIRS_MAX {
+        if pairs.len() > JOINED_PAIRS_MAX && !self.is_copy {
             let message = format!(
                 "the rules of tenant {tenant} join {JOINED_PAIRS_MAX} pairs of networks already, which are the most"
             );

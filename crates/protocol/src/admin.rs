@@ -1,6 +1,7 @@
 //! CLI and container hooks ↔ router, on the host's `RUN_DIR/admin.sock` (root only): attaching,
 //! captures, and the end of the router. And the statuses that the REST server shows, with its names
 //! in camelCase.
+use crate::fnv1a;
 use crate::version::Offer;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -243,6 +244,22 @@ impl VnicStatus {
 /// Labels by which the CLI and container hooks know vNICs again that they made: whoever else makes
 /// or changes vNICs may not give them.
 pub const OWN_LABELS: [&str; 5] = ["engine", "supervisor", "pid", "start_ticks", "guest_memory"];
+
+/// The number of the overlay of the network `default`: "ff".
+pub const DEFAULT_OVERLAY_NUMBER: u32 = 0x6666;
+/// VXLAN network identifiers have 24 bits.
+const OVERLAY_NUMBER_MAX: u64 = (1 << 24) - 1;
+
+/// The number of the overlay of another network, by its name: each host numbers its networks by itself. Of two names
+/// with one number the containers would share an overlay.
+#[must_use]
+pub fn overlay_number(network: &str) -> u32 {
+    let hash = fnv1a(network.as_bytes());
+    match (((hash >> 40) ^ (hash >> 16) ^ hash) & OVERLAY_NUMBER_MAX) as u32 {
+        0 | DEFAULT_OVERLAY_NUMBER => 1,
+        number => number,
+    }
+}
 
 /// A network of this host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

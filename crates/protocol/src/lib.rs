@@ -113,3 +113,8 @@ pub fn decode<M: DeserializeOwned>(bytes: &[u8]) -> Result<M, DecodeError> {
         Err(_) => Err(DecodeError::Malformed),
     }
 }
+/// FNV-1a, 64 bits: names, not security.
+#[must_use]
+pub fn fnv1a(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}

@@ -12,6 +12,7 @@ use crate::process::Process;
 use freeflow_abi::qp_type_from_c;
 use freeflow_protocol::cm::{CmAddress, CmRequest};
 use freeflow_verbs::Gid;
+use std::ffi::c_int;
 use std::mem;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::sync::Arc;
@@ -140,21 +141,26 @@ pub(crate) fn bind_placed(id: &Id, wanted: CmAddress) -> Outcome<CmAddress> {
         let address = CmAddress { port: local.port, ..wanted };
         let reserved = if is_everywhere { reserve_at_others(id, &channel, address) } else { Ok(Vec::new()) };
         let error = match reserved {
-            Ok(reserved) => {
+            Err(error) if is_taken(error) => error,
+            // A vNIC that is gone, say, hinders nobody who connects by another one. Who listens hears of it then.
+            reserved => {
                 let mut state = id.state();
-                (state.bound, state.reserved) = (Some(address), reserved);
+                (state.bound, state.reserved) = (Some(address), reserved.unwrap_or_default());
                 return Ok(local);
             }
-            Err(error) => error,
         };
         // The router knows no unbinding.
         let home = repeat_at(id, &*channel.pipe_of(&id.home().device)?)?;
         undo(&id.set_home(home));
         tries += 1;
-        if !matches!(error, libc::EADDRINUSE | libc::EADDRNOTAVAIL) || tries == PORT_TRIES_MAX {
+        if tries == PORT_TRIES_MAX {
             return Err(error);
         }
     }
+}
+
+fn is_taken(error: c_int) -> bool {
+    matches!(error, libc::EADDRINUSE | libc::EADDRNOTAVAIL)
 }
 
 /// A listener that was not bound listens at any port.

@@ -5,11 +5,11 @@
 
 use crate::failure::{Context as _, Failure, Result, fail};
 use crate::interruption::Interruption;
-use crate::process::Process;
+use crate::sys;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process_group};
 use std::fs::File;
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -71,7 +71,8 @@ pub fn output(
     for name in OWN_VARIABLES {
         command.envs(std::env::var_os(name).map(|value| (name, value)));
     }
-    let mut child = command.spawn().context(what())?;
+    // This process blocks signals; the programs hear them.
+    let mut child = sys::with_default_signals(&mut command).spawn().context(what())?;
     let deadline = Instant::now() + time;
     let mut note = None;
     let status = loop {
@@ -87,7 +88,8 @@ pub fn output(
         };
         if let Some(reason) = reason {
             note = Some(reason.to_owned());
-            let _ = Process::of(child.id()).map(|process| process.signal(Signal::KILL));
+            // With what it has started: it has a group of its own.
+            let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
             break child.wait().ok();
         }
         std::thread::sleep(LOOK_INTERVAL);
@@ -170,6 +172,9 @@ mod tests {
         let begin = Instant::now();
         let (_, note) = output(shell, &["-c", "echo begun; exec sleep 60"], Duration::from_millis(200), &none).unwrap();
         assert_eq!(note.as_deref(), Some("took too long"));
+        // `none` blocks signals; what is started does not.
+        let (_, note) = output(shell, &["-c", "kill $$; sleep 60"], Duration::from_secs(30), &none).unwrap();
+        assert!(note.unwrap().contains("signal: 15"));
         let (content, note) = output(shell, &["-c", "exec yes"], Duration::from_secs(30), &none).unwrap();
         assert_eq!((content.len() as u64, note.as_deref()), (PART_BYTES_MAX, Some("too long")));
         assert!(begin.elapsed() < Duration::from_secs(30));

@@ -1,7 +1,7 @@
 //! Objects that have a manager: who may change them.
 use crate::common::{Host, host, named};
 use freeflow_orchestrator::objects::{AnyObject, ObjectKind};
-use freeflow_orchestrator::{Change, Command, KUBERNETES, Reason, State, Store, Writer};
+use freeflow_orchestrator::{Change, Command, JOINED_PAIRS_MAX, KUBERNETES, Reason, State, Store, Writer};
 use freeflow_protocol::admin::DataPath;
 use serde_json::{Value, json};
 
@@ -189,4 +189,47 @@ fn a_copy_does_not_depend_on_the_order() {
         Reason::Exhausted
     );
     assert_eq!(host().apply_by(&Writer::Copy, &all).map(|done| done.len()), Ok(3072));
+}
+
+#[test]
+fn a_copy_changes_rules_in_any_order() {
+    let pairs: Vec<(usize, usize)> = (0..13).flat_map(|one| (0..one).map(move |other| (one, other))).collect();
+    let rule = |name: &str, pair: usize, action: &str| {
+        let end = |number: usize| json!({"network": format!("n{number}")});
+        let (from, to) = (end(pairs[pair].0), end(pairs[pair].1));
+        named("AccessRule", name, json!({"tenant": "red", "from": from, "to": to, "action": action}))
+    };
+    let network = |number: usize| {
+        named("Network", &format!("n{number}"), json!({"tenant": "red", "cidrs": [format!("10.{number}.0.0/16")]}))
+    };
+    let mut before: Vec<Value> = (0..13).map(network).collect();
+    before.extend((1..JOINED_PAIRS_MAX).map(|at| rule(&format!("r{at}"), at, "allow")));
+    before.extend([rule("a", JOINED_PAIRS_MAX, "deny"), rule("z", 0, "allow")]);
+    let mut copy = host();
+    copy.apply_by(&Writer::Copy, &before).unwrap();
+    // One joins what the other one has left: in the order of their names there is a pair too many on the way.
+    let after = [rule("a", JOINED_PAIRS_MAX, "allow"), rule("z", 0, "deny")];
+    assert_eq!(copy.apply_by(&Writer::Hand, &after).expect_err("too many pairs").reason, Reason::Exhausted);
+    assert_eq!(copy.apply_by(&Writer::Copy, &after), Ok(vec![Change::Configured; 2]));
+}
+
+/// Tenants that make networks choose their names, and could be in the segment of another's.
+#[test]
+fn no_network_has_the_overlay_of_another_one() {
+    let of = |namespace: &str, name: &str, cidr: &str| {
+        let tenant = format!("k8s.{namespace}");
+        let mut value = named("Network", &format!("{tenant}.{name}"), json!({"tenant": tenant, "cidrs": [cidr]}));
+        value["metadata"]["manager"] = json!({"name": "kubernetes", "change": "kubectl edit"});
+        value
+    };
+    let (first, same) = (of("a", "red", "10.1.0.0/24"), of("b", "n43795743", "10.2.0.0/24"));
+    let mut host = host();
+    // In one request, and in two.
+    let both = [first.clone(), same.clone()];
+    assert_eq!(host.apply_by(&kubernetes(), &both).expect_err("it is the same").causes[0].field, "metadata.name");
+    host.apply_by(&kubernetes(), std::slice::from_ref(&first)).unwrap();
+    let refusal = host.apply_by(&kubernetes(), &[same]).expect_err("it is the same");
+    assert!(refusal.reason == Reason::Invalid && !refusal.to_string().contains("red"), "{refusal}");
+    assert_eq!(host.apply_by(&kubernetes(), &[first]), Ok(vec![Change::Unchanged]));
+    assert_eq!(host.apply_by(&Writer::Copy, &both), Ok(vec![Change::Unchanged, Change::Created]));
 }

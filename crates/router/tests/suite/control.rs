@@ -4,7 +4,7 @@ use freeflow_orchestrator::Command;
 use freeflow_protocol::admin::{AdminErrorCode, AdminReply, AdminRequest};
 use freeflow_protocol::library::{Reply, Request};
 use freeflow_protocol::version::{Offer, VersionRange};
-use freeflow_protocol::{PROTOCOL, encode};
+use freeflow_protocol::{FEATURE_PLACED_REPLIES, PROTOCOL, encode};
 use freeflow_router::{Mode, Router};
 use freeflow_shm::fd;
 use freeflow_shm::layout::LAYOUT_VERSION;
@@ -16,6 +16,9 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+
+/// As to libraries of this host: memory that lies in another file than the reply's is for virtual machines.
+const OF_ROUTER: Offer = Offer { features: PROTOCOL.features & !FEATURE_PLACED_REPLIES, ..PROTOCOL };
 
 fn connect(host: &Host, id: &str) -> OwnedFd {
     fd::connect_seqpacket(Path::new(&host.attach(id).directory).join("router.sock")).unwrap()
@@ -34,7 +37,7 @@ fn a_library_with_nothing_in_common_learns_what_the_router_speaks() {
     for (protocol, mapped) in [(later, layouts), (demanding, layouts), (PROTOCOL, VersionRange::only(99))] {
         let socket = connect(&host, "a");
         let hello = encode(&Request::Hello { protocol, layouts: mapped, program: "later".into() });
-        assert_eq!(reply(&socket, &hello), Some(Reply::Incompatible { protocol: PROTOCOL, layouts }));
+        assert_eq!(reply(&socket, &hello), Some(Reply::Incompatible { protocol: OF_ROUTER, layouts }));
         assert_eq!(reply(&socket, &hello), None);
     }
     // No library of any release begins like this.
@@ -50,7 +53,7 @@ fn a_later_library_that_speaks_this_version_too_is_welcome() {
     let layouts = VersionRange { lowest: LAYOUT_VERSION, highest: LAYOUT_VERSION + 1 };
     let hello = encode(&Request::Hello { protocol, layouts, program: "later".into() });
     let Some(Reply::Welcome(welcome)) = reply(&connect(&host, "a"), &hello) else { panic!("it is refused") };
-    assert_eq!((welcome.protocol.version, welcome.protocol.features), (1, PROTOCOL.features));
+    assert_eq!((welcome.protocol.version, welcome.protocol.features), (1, OF_ROUTER.features));
     assert_eq!(welcome.layout_version, LAYOUT_VERSION);
 }
 

@@ -110,7 +110,7 @@ fn open_file(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Whoever runs in a machine may fill its device: all devices together leave a quarter of what is free now to others.
+/// A machine may fill its device: all devices together leave a quarter of what is free now to others.
 ///
 /// # Errors
 /// A device of so many bytes more does not fit.
