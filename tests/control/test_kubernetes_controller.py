@@ -15,7 +15,7 @@ from harness import api as rest
 from harness import Failure, need
 from harness.host import kill_router
 from harness.kube_api import KubeApi
-from harness.kube_controller import Controller, until
+from harness.kube_controller import SECONDS, Controller, until
 
 
 @contextlib.contextmanager

@@ -30,8 +30,10 @@ def started(plugin, command, configuration, environment):
     process = subprocess.Popen(
         [plugin], env={"PATH": os.environ["PATH"], "CNI_PATH": str(PLUGINS), "CNI_COMMAND": command, **environment},
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    process.stdin.write(configuration if isinstance(configuration, str) else json.dumps(configuration))
-    process.stdin.close()
+    # A call that is refused by its environment does not read it; Go's libraries pass over that as well.
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write(configuration if isinstance(configuration, str) else json.dumps(configuration))
+        process.stdin.close()
     process.stdin = None
     return process
 

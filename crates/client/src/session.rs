@@ -281,14 +281,16 @@ impl Session {
         })
     }
 
-    /// Requests may be carried out here, without the router, from now on.
+    /// Requests may be carried out here, without the router, from now on; in a virtual machine they are the router's.
     pub fn allow_direct(&self, own: OwnMemory) {
-        let _ = self.own_memory.set(own);
+        if !self.is_in_guest {
+            let _ = self.own_memory.set(own);
+        }
     }
 
     #[inline]
     pub(crate) fn own_memory(&self) -> Option<OwnMemory> {
-        self.own_memory.get().copied().filter(|_| !self.is_in_guest)
+        self.own_memory.get().copied()
     }
 
     /// Delivers the notifications of direct rings to the CQs of their QPs.

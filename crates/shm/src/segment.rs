@@ -54,19 +54,19 @@ const TAIL_BYTES: usize = 8;
 /// Longest name of a memfd, bytes (memfd_create(2): 249).
 const NAME_BYTES_MAX: usize = 200;
 
-/// The mapping that a segment lies in.
-enum Backing {
-    /// Its own.
-    Own(Registration),
-    /// Another segment's, and what is dropped with the part.
-    Part { whole: Arc<Segment>, _held: Box<dyn Any + Send + Sync> },
+/// Another segment's mapping, and what is dropped with the part of it.
+struct PartOf {
+    _whole: Arc<Segment>,
+    _held: Box<dyn Any + Send + Sync>,
 }
 
 /// One mapping of a memfd, readable and writable, unmapped on drop; or a part of one.
 pub struct Segment {
     base: NonNull<u8>,
     bytes: usize,
-    backing: Backing,
+    /// Of the mapping.
+    registration: Registration,
+    part_of: Option<PartOf>,
     /// Accesses are guarded calls.
     refuses_missing: bool,
 }
@@ -126,8 +126,8 @@ impl Segment {
         if bytes == 0 || !offset.is_multiple_of(crate::sys::page_bytes()) {
             return Err(rustix::io::Errno::INVAL);
         }
-        let backing = Backing::Part { whole: of.clone(), _held: Box::new(held) };
-        Ok(Self { base, bytes, backing, refuses_missing: of.refuses_missing })
+        let part_of = Some(PartOf { _whole: of.clone(), _held: Box::new(held) });
+        Ok(Self { base, bytes, registration: of.registration, part_of, refuses_missing: of.refuses_missing })
     }
 
     /// The same at `address`, in the place of what is mapped there. If that fails, it may be
@@ -195,7 +195,7 @@ impl Segment {
         let base = unsafe { rustix::mm::mmap(at, bytes, rights, flags, fd, offset)? };
         let base = NonNull::new(base.cast::<u8>()).expect("mmap without MAP_FIXED gives no null");
         match Registration::new(base.as_ptr() as usize, page_multiple(bytes)?) {
-            Ok(registration) => Ok(Self { base, bytes, backing: Backing::Own(registration), refuses_missing: false }),
+            Ok(registration) => Ok(Self { base, bytes, registration, part_of: None, refuses_missing: false }),
             Err(error) => {
                 // SAFETY: the range was mapped above and nobody knows of it.
                 let _ = unsafe { rustix::mm::munmap(base.as_ptr().cast(), bytes) };
@@ -258,10 +258,7 @@ impl Segment {
     /// owner must be failed.
     #[inline]
     pub fn poisoned(&self) -> bool {
-        match &self.backing {
-            Backing::Own(registration) => registration.poisoned(),
-            Backing::Part { whole, .. } => whole.poisoned(),
-        }
+        self.registration.poisoned()
     }
 
     /// The children of this process do not get the mapping.
@@ -404,9 +401,11 @@ impl Segment {
 
 impl Drop for Segment {
     fn drop(&mut self) {
-        let Backing::Own(registration) = &self.backing else { return };
+        if self.part_of.is_some() {
+            return;
+        }
         // First, so that the guard never takes what is mapped here next for this segment.
-        registration.release();
+        self.registration.release();
         // SAFETY: the range is ours, and nothing borrows from a segment that is dropped.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
     }

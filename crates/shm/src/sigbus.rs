@@ -38,7 +38,8 @@ static HINT: AtomicUsize = AtomicUsize::new(0);
 /// Entries at and above this were never used.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
-/// A segment's place in the table.
+/// A mapping's place in the table.
+#[derive(Clone, Copy)]
 pub(crate) struct Registration {
     index: usize,
 }
@@ -78,7 +79,7 @@ impl Registration {
         ENTRIES[self.index].poisoned.load(Ordering::Relaxed)
     }
 
-    /// Before the range is unmapped. Called once, by the segment's drop.
+    /// Before the range is unmapped. Called once, by the drop of the segment that made the mapping.
     pub(crate) fn release(&self) {
         // Release; partner: the Acquire exchange in `new`.
         ENTRIES[self.index].start.store(FREE, Ordering::Release);
