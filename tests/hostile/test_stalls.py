@@ -57,7 +57,8 @@ class Trace:
     """The system calls of the control thread and of the worker."""
 
     def __init__(self, pid):
-        ids = {name: task for task, name in threads_of(pid).items() if name in ("ff-control", "ff-worker")}
+        # A thread that has just begun has the name of the one that began it: the oldest of a name is meant.
+        ids = {name: task for task, name in sorted(threads_of(pid).items(), reverse=True) if name in ("ff-control", "ff-worker")}
         need(len(ids) == 2, f"the router's threads: {threads_of(pid)}")
         self.directory = pathlib.Path(tempfile.mkdtemp(prefix="freeflow-stalls."))
         self.pid, self.running = pid, []
