@@ -7,7 +7,9 @@
 //! Invariant: a part is zero bytes when it is made, and no two parts overlap. Nothing of the file but what the agent
 //! named as the device's data is used, and that lies inside.
 use crate::base::log::warning;
+use freeflow_shm::layout::cq_bytes;
 use freeflow_shm::{Doorbell, FreeList, Segment, page_bytes};
+use freeflow_verbs::CQE_COUNT_MAX;
 use rustix::fs::{FallocateFlags, OFlags, fallocate, fstatfs};
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -30,9 +32,11 @@ const FALLBACK: &str = "/dev/shm";
 const NAME: &str = "memory";
 /// Beginning of the file's name there.
 const PREFIX: &str = "freeflow-";
-/// Longest part, bytes. It is cleared on the control thread, and the guest may have filled it: this takes milliseconds.
-/// More than libraries ask for at once.
-const PART_BYTES_MAX: usize = 64 << 20;
+/// Longest part, bytes: the largest CQ's, 256 MiB. It is cleared on the control thread, and the guest may have filled
+/// it: this takes some ten milliseconds.
+fn part_bytes_max() -> usize {
+    cq_bytes(CQE_COUNT_MAX).next_multiple_of(page_bytes())
+}
 
 /// The data of the device.
 struct Data {
@@ -246,7 +250,7 @@ impl SharedMemory {
             return Err(no_memory());
         }
         let bytes = bytes.checked_next_multiple_of(page_bytes()).ok_or_else(no_memory)?;
-        if bytes > PART_BYTES_MAX {
+        if bytes > part_bytes_max() {
             return Err(no_memory());
         }
         let mut data = self.lock();
@@ -331,11 +335,11 @@ mod tests {
     #[test]
     fn a_part_that_takes_long_to_clear_is_refused() {
         let file = rustix::fs::memfd_create("device", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-        let bytes = 2 * PART_BYTES_MAX as u64;
+        let bytes = 2 * part_bytes_max() as u64;
         rustix::fs::ftruncate(&file, bytes).unwrap();
         let memory = SharedMemory::of_file(file.into(), bytes).unwrap();
         memory.begin(0, bytes).unwrap();
-        assert!(memory.part(PART_BYTES_MAX + 1).is_err() && memory.part(PART_BYTES_MAX).is_ok());
+        assert!(memory.part(part_bytes_max() + 1).is_err() && memory.part(part_bytes_max()).is_ok());
     }
 
     #[test]
