@@ -14,6 +14,7 @@ use std::time::Duration;
 
 /// Times that each call is counted in a pass, and uncounted ones before the first.
 const CALLS: usize = 64;
+const PASSES: usize = 4;
 const WARM_UP_TRIPS: usize = 256;
 /// Batches before one-sided requests are counted: a path that costs something to open pays off only after some bytes.
 const WARM_UP_BATCHES: usize = 2048;
@@ -91,8 +92,17 @@ impl Counter<'_> {
         self.job.operation == Operation::Send
     }
 
-    /// Of one call, the mean.
+    /// Of one call: the least of the means of several passes. Now and then a call does something by the clock, some
+    /// 2,000 instructions, and one such in a pass adds a tenth to its mean.
     fn instructions(&mut self, call: Call, dumps: &Path) -> Result<f64, String> {
+        let mut least = f64::INFINITY;
+        for _ in 0..PASSES {
+            least = least.min(self.mean_of_pass(call, dumps)?);
+        }
+        Ok(least)
+    }
+
+    fn mean_of_pass(&mut self, call: Call, dumps: &Path) -> Result<f64, String> {
         let mut poll_timeout = COMPLETION_WAIT;
         let mut why = String::new();
         for _ in 0..ATTEMPTS_MAX {
