@@ -1,4 +1,4 @@
-"""What root of a node can do by the token of the agent's pod there: change the devices of this node, and of no other."""
+"""Root of a node, by the token of the agent's pod there, changes the devices of this node, and of no other."""
 
 import pytest
 

@@ -11,8 +11,8 @@ use crate::output;
 use crate::record::check_name;
 use freeflow_hostnet::run_dir::RunDir;
 use freeflow_protocol::admin::VnicStatus;
+use freeflow_protocol::guest::is_fallback;
 use serde_json::{Value, json};
-use std::path::{Path, PathBuf};
 
 /// The label: the device's size, bytes.
 const LABEL: &str = "guest_memory";
@@ -52,12 +52,9 @@ pub fn vm(run_dir: &RunDir, action: VmAction) -> Result<()> {
 pub fn remove_devices(run_dir: &RunDir) {
     let Ok(vnics) = std::fs::read_dir(run_dir.vnics()) else { return };
     for vnic in vnics.flatten() {
-        // As the router names them: whoever else has put a link there deletes nothing by it.
-        let is_device = |file: &PathBuf| {
-            let name = file.file_name().and_then(|name| name.to_str());
-            file.parent() == Some(Path::new("/dev/shm")) && name.is_some_and(|name| name.starts_with("freeflow-"))
-        };
-        if let Some(file) = std::fs::read_link(vnic.path().join("memory")).ok().filter(is_device) {
+        if let Ok(file) = std::fs::read_link(vnic.path().join("memory"))
+            && file.to_str().is_some_and(is_fallback)
+        {
             let _ = std::fs::remove_file(file);
         }
     }

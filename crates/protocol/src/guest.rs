@@ -33,6 +33,15 @@ pub const STAGING_BYTES: u64 = 1 << 18;
 /// Versions and features of this release on control channels.
 pub const CHANNEL: Offer = Offer::only(1);
 
+/// Where shared-memory devices of run directories on a disk are, and how their names begin.
+pub const DEVICE_FALLBACK: &str = "/dev/shm/freeflow-";
+
+/// Whether that is the path of such a device: a link to anything else in the vNIC's directory removes nothing.
+#[must_use]
+pub fn is_fallback(path: &str) -> bool {
+    path.strip_prefix(DEVICE_FALLBACK).is_some_and(|rest| !rest.contains('/'))
+}
+
 /// Name of a boot of the guest's kernel.
 pub type BootId = [u8; 16];
 

@@ -9,7 +9,7 @@
 //! outlives it.
 use crate::missing::{self, AddressRange, Missing};
 use crate::sigbus::Registration;
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{FileType, MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::any::Any;
 use std::fmt;
@@ -155,7 +155,10 @@ impl Segment {
     ) -> io::Result<Self> {
         page_multiple(bytes)?;
         let end = offset.checked_add(bytes as u64).ok_or(io::ErrorKind::InvalidInput)?;
-        if is_device(fd)? || u64::try_from(rustix::fs::fstat(fd)?.st_size).is_ok_and(|length| length >= end) {
+        let about = rustix::fs::fstat(fd)?;
+        // A character device, such as `/dev/dax0.0`, has no length to look at, and refuses to map what it has not.
+        let is_device = FileType::from_raw_mode(about.st_mode) == FileType::CharacterDevice;
+        if is_device || u64::try_from(about.st_size).is_ok_and(|length| length >= end) {
             Self::map_with(fd, offset, bytes, rights, at)
         } else {
             Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the segment is shorter than said"))
@@ -530,11 +533,6 @@ pub fn foreign_memory(name: &str, bytes: usize) -> io::Result<OwnedFd> {
 /// are stay as they are.
 pub fn forbid_writing(fd: BorrowedFd<'_>) -> io::Result<()> {
     Ok(rustix::fs::fcntl_add_seals(fd, SealFlags::FUTURE_WRITE | SealFlags::SEAL)?)
-}
-
-/// A character device, such as `/dev/dax0.0`: it has no length to look at, and refuses to map what it has not.
-fn is_device(fd: BorrowedFd<'_>) -> io::Result<bool> {
-    Ok(rustix::fs::FileType::from_raw_mode(rustix::fs::fstat(fd)?.st_mode) == rustix::fs::FileType::CharacterDevice)
 }
 
 pub(crate) fn page_multiple(bytes: usize) -> io::Result<usize> {

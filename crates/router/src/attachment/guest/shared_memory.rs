@@ -7,6 +7,7 @@
 //! Invariant: a part is zero bytes when it is made, and no two parts overlap. Nothing of the file but what the agent
 //! named as the device's data is used, and that lies inside.
 use crate::base::log::warning;
+use freeflow_protocol::guest::{DEVICE_FALLBACK, is_fallback};
 use freeflow_shm::layout::cq_bytes;
 use freeflow_shm::{Doorbell, FreeList, Segment, page_bytes};
 use freeflow_verbs::CQE_COUNT_MAX;
@@ -30,8 +31,6 @@ const TMPFS: u64 = 0x0102_1994;
 /// Where the file is if the run directory is on a disk.
 const FALLBACK: &str = "/dev/shm";
 const NAME: &str = "memory";
-/// Beginning of the file's name there.
-const PREFIX: &str = "freeflow-";
 /// Longest part, bytes: the largest CQ's, 256 MiB. It is cleared on the control thread, and the guest may have filled
 /// it: this takes some ten milliseconds.
 fn part_bytes_max() -> usize {
@@ -92,13 +91,7 @@ fn path_of(directory: &Path) -> io::Result<PathBuf> {
         return Err(io::Error::other("neither the run directory nor /dev/shm is on tmpfs"));
     }
     let about = std::fs::metadata(directory)?;
-    Ok(Path::new(FALLBACK).join(format!("{PREFIX}{:x}-{:x}", about.dev(), about.ino())))
-}
-
-/// Whether [`path_of`] may have given that.
-fn is_fallback(path: &Path) -> bool {
-    let name = path.file_name().and_then(|name| name.to_str());
-    path.parent() == Some(Path::new(FALLBACK)) && name.is_some_and(|name| name.starts_with(PREFIX))
+    Ok(PathBuf::from(format!("{DEVICE_FALLBACK}{:x}-{:x}", about.dev(), about.ino())))
 }
 
 /// Opens or makes the file. Everybody may write to /dev/shm: what another user has put there is not taken.
@@ -136,9 +129,9 @@ fn check_room(directory: &Path, path: &Path, bytes: u64) -> io::Result<()> {
 /// The vNIC is gone, and the file with it: who has it mapped keeps its pages.
 pub fn remove(directory: &Path) {
     let link = directory.join(NAME);
-    // By the link, whose directory may be on its way already. Whoever else has put a link there deletes nothing by it.
+    // By the link, whose directory may be on its way already.
     if let Ok(path) = std::fs::read_link(&link)
-        && is_fallback(&path)
+        && path.to_str().is_some_and(is_fallback)
     {
         let _ = std::fs::remove_file(path);
     }
